@@ -1,0 +1,4 @@
+"""Sources and sinks.
+
+Knows `anabranch.model` and `anabranch.errors` only.  `source.py` and `sink.py` are the contracts.
+"""
