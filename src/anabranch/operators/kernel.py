@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from anabranch.model.batch import U64
 from anabranch.model.ids import OperatorId, Step
+from anabranch.model.scan import Scan as Scan
 
 OnError = Literal["stop", "dead_letter"]
-
-
-class Scan(NamedTuple):
-    """What `KeyedState.scan` found: entry *j* answers prefix `index[j]`."""
-
-    index: npt.NDArray[np.int64]
-    suffixes: list[bytes]
-    values: list[bytes]
 
 
 class KeyedState(Protocol):
