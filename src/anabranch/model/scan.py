@@ -11,6 +11,6 @@ import numpy.typing as npt
 class Scan(NamedTuple):
     """What `KeyedState.scan` found: entry *j* answers prefix `index[j]`."""
 
-    index: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]  # type: ignore[assignment]  # hides `tuple.index`, which nobody needs here
     suffixes: list[bytes]
     values: list[bytes]

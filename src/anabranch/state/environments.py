@@ -1,0 +1,86 @@
+"""The open environments of this process.
+
+LMDB forbids opening an environment twice in one process, and Spark runs task after task in one Python
+process, so open stores are kept: 1,000 rows over 256 shards cost 10 ms with them open and 54 ms without.
+An entry is valid only while the file at its path is still the file that was opened: a directory that was
+deleted and made again has another inode (the old one cannot be reused while we hold it open).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+LIMIT = 256
+"""Kept open per process.  Each costs three file descriptors and address space, no memory to speak of."""
+
+
+class Cached(Protocol):
+    env: Any
+    writing: bool
+
+
+T = TypeVar("T", bound=Cached)
+Inode = tuple[int, int]
+
+
+class OpenEnvironments(Generic[T]):
+    """Least recently used first out; one with a write transaction open stays, beyond the limit if need be."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self._open: OrderedDict[Path, tuple[Inode, T]] = OrderedDict()
+        os.register_at_fork(after_in_child=self._forget_parents)
+
+    def find(self, path: Path) -> T | None:
+        """The open store at this path, unless the files there are no longer the ones it has open."""
+        entry = self._open.get(path)
+        if entry is None:
+            return None
+        if entry[0] != _inode(path):
+            self.forget(path)
+            return None
+        self._open.move_to_end(path)
+        return entry[1]
+
+    def remember(self, path: Path, store: T) -> None:
+        inode = _inode(path)
+        assert inode is not None, f"{path} vanished while it was opened"
+        self._open[path] = (inode, store)
+        for victim in list(self._open):
+            if len(self._open) <= self.limit:
+                break
+            if victim != path and not self._open[victim][1].writing:
+                self.forget(victim)
+
+    def forget(self, path: Path) -> None:
+        """Close the store at this path, if it is open."""
+        entry = self._open.pop(path, None)
+        if entry is not None:
+            entry[1].env.close()
+
+    def clear(self) -> None:
+        for path in list(self._open):
+            self.forget(path)
+
+    def _forget_parents(self) -> None:
+        # An environment must not be used across a fork.  Closing the child's copy is safe, since locks belong
+        # to the parent's process, and without it the child could not open the shard itself; but a
+        # transaction of the parent is not the child's to end.
+        for path, (_, store) in list(self._open.items()):
+            if not store.writing:
+                self.forget(path)
+        self._open.clear()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+def _inode(path: Path) -> Inode | None:
+    try:
+        stat = os.stat(path / "data.mdb")
+    except FileNotFoundError:
+        return None
+    return stat.st_dev, stat.st_ino

@@ -1,0 +1,48 @@
+"""LMDB's errors in our words.
+
+LMDB without WRITEMAP answers a full disk with EIO as often as with ENOSPC, because the write
+that fills the disk is short and not refused.  So EIO is a full disk when the file system, or the process's
+limit on file sizes, has no room left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from pathlib import Path
+
+import lmdb
+
+from anabranch.errors import AnabranchError, CorruptError, EngineError, StepAborted, StorageFullError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_LOW_WATER = 1 << 20
+"""Free bytes below which an I/O error is blamed on a full disk."""
+
+
+class MapFull(StepAborted):
+    """A shard outgrew its memory map.  The map has been enlarged: run the same again."""
+
+
+def _room(path: Path) -> int:
+    """Bytes that the shard's file may still grow by."""
+    stat = os.statvfs(path)
+    free = stat.f_bavail * stat.f_frsize
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY:
+        free = min(free, max(0, limit - os.stat(path / "data.mdb").st_size))
+    return free
+
+
+def translate(error: lmdb.Error, path: Path) -> AnabranchError:
+    """Our error for LMDB's; the caller has aborted the transaction."""
+    code = getattr(error, "code", 0)
+    if code in _FULL or (code == errno.EIO and _room(path) < _LOW_WATER):
+        return StorageFullError(
+            f"shard {path}: the disk is full ({_room(path):,} bytes free); the step was rolled back. "
+            "Free some space or move the job, then run it again"
+        )
+    if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError):
+        return CorruptError(f"shard {path}: its LMDB file is damaged ({error}); recover from a checkpoint")
+    return EngineError(f"shard {path}: {error}")

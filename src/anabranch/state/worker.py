@@ -1,0 +1,281 @@
+"""What operators see: all of a worker's shards as keyed tables, for one stage of one attempt of one step.
+
+All of the worker's shards are opened together, in ascending order, when the first key is asked for or, at the
+latest, on commit.  The order keeps two attempts that run at once from waiting for each other's shards in a
+circle.  That all are opened means that what an earlier attempt left in a shard is undone even where this one
+has nothing to write, and that a zombie finds its fence everywhere.
+
+Must not know: flows, operators, Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from types import TracebackType
+from typing import TypeVar
+from uuid import uuid4
+
+import numpy as np
+
+from anabranch.errors import EngineError, ShardMismatch
+from anabranch.model.batch import U64
+from anabranch.model.ids import Incarnation, OperatorId, RegionId, ShardId, Step
+from anabranch.model.scan import Scan
+from anabranch.state.address import addresses_of, any_long
+from anabranch.state.faults import MapFull
+from anabranch.state.identity import Fence, ShardIdentity
+from anabranch.state.store import ShardStore
+from anabranch.state.transaction import StageTransaction
+
+T = TypeVar("T")
+_KEEP_ALL = Step(0)
+_MAX_RERUNS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedShard:
+    """A shard of this worker: where it must be, who it must be, and where its regions must stand."""
+
+    path: str | PathLike[str]
+    identity: ShardIdentity
+    expected: Mapping[RegionId, Step | None] = field(default_factory=dict)
+    """The last committed step that touched each region (None: none did); regions left out are not checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class TouchedShard:
+    """What a commit record says of a shard that a step wrote."""
+
+    shard: ShardId
+    incarnation: Incarnation
+    step: Step
+    regions: tuple[RegionId, ...]
+
+
+@dataclass(slots=True)
+class _Open:
+    owned: OwnedShard
+    transaction: StageTransaction
+
+
+class WorkerState:
+    """The shards of one worker, between begin and commit of one stage.
+
+    Use it as a context manager: leaving the block without `commit` aborts.  Any error in any shard
+    aborts them all.  `scoped` gives the view for one operator.
+
+    Args:
+        of: S, the number of shards.
+        shards: Those that this worker owns, in any order.
+        fence: The writer's place among all writers; its step is the one being applied.
+        regions: What this stage may write.
+        keep_undo_from: The oldest step whose undo record must stay.
+    """
+
+    def __init__(
+        self,
+        of: int,
+        shards: Sequence[OwnedShard],
+        fence: Fence,
+        regions: Sequence[RegionId],
+        keep_undo_from: Step = _KEEP_ALL,
+    ) -> None:
+        for owned in shards:
+            if owned.identity.of != of:
+                raise EngineError(
+                    f"shard {owned.path} is one of {owned.identity.of}, but the layout has {of} shards"
+                )
+        self._of = of
+        self._shards = sorted(shards, key=lambda owned: owned.identity.shard)
+        self._fence = fence
+        self._regions = tuple(regions)
+        self._keep_from = keep_undo_from
+        self.run = uuid4().bytes
+        """Names this task in the markers it writes; a re-run of the same task keeps it."""
+        self._open: list[_Open] = []
+        self._ids = [owned.identity.shard for owned in self._shards]
+        self._lows = np.array([shard_low(i, of) for i in self._ids], dtype=np.uint64)
+        self._highs = np.array([shard_low(ShardId(i + 1), of) - 1 for i in self._ids], dtype=np.uint64)
+
+    def scoped(self, operator: OperatorId, region: RegionId) -> ScopedState:
+        """The tables of one operator; `region` is the one whose step marker covers them."""
+        if region not in self._regions:
+            raise EngineError(
+                f"operator {operator!r} writes region {region!r}, the stage has {self._regions}"
+            )
+        return ScopedState(self, operator, region)
+
+    def parts(self, hashes: U64) -> Iterator[tuple[StageTransaction, slice]]:
+        """Each touched shard's transaction and the slice of rows that is its.
+
+        Raises:
+            ShardMismatch: a row belongs to a shard that is not this worker's.
+        """
+        self._open_all()
+        if not bool(np.all(hashes[:-1] <= hashes[1:])):
+            raise EngineError("keyed state was asked with hashes that are not sorted")
+        starts = np.searchsorted(hashes, self._lows, side="left")
+        ends = np.searchsorted(hashes, self._highs, side="right")
+        if int((ends - starts).sum()) != len(hashes):
+            missing = sorted({int(h) * self._of >> 64 for h in hashes.tolist()} - set(self._ids))
+            raise ShardMismatch(
+                f"rows of shards {missing[:10]} came to a worker that owns {self._ids}: "
+                "sender and receiver have different layouts"
+            )
+        for k in np.flatnonzero(ends > starts).tolist():
+            yield self._open[k].transaction, slice(int(starts[k]), int(ends[k]))
+
+    def _open_all(self) -> None:
+        if self._open:
+            return
+        try:
+            for owned in self._shards:
+                store = ShardStore.open(owned.path, owned.identity)
+                transaction = StageTransaction(
+                    store, self._fence, self._regions, owned.expected, self._keep_from, self.run
+                )
+                self._open.append(_Open(owned, transaction))
+        except BaseException:
+            self.abort()
+            raise
+
+    def commit(self) -> list[TouchedShard]:
+        """Commit every shard; each is atomic by itself, and a re-run mends what a crash between two leaves.
+
+        Raises:
+            StorageFullError: a disk is full.
+            MapFull: a map was too small and has been enlarged; see `run_with_growth`.
+        """
+        self._open_all()
+        try:
+            changed = [item for item in self._open if item.transaction.must_commit]
+            for item in changed:
+                item.transaction.prepare()
+            for item in changed:
+                item.transaction.commit(prepared=True)
+        except BaseException:
+            self.abort()
+            raise
+        touched = [
+            TouchedShard(
+                item.owned.identity.shard,
+                item.owned.identity.incarnation,
+                self._fence.step,
+                item.transaction.touched,
+            )
+            for item in changed
+            if item.transaction.touched
+        ]
+        self.abort()
+        return touched
+
+    def abort(self) -> None:
+        """Leave all shards that are not yet committed as they were."""
+        for item in self._open:
+            item.transaction.abort()
+        self._open.clear()
+
+    def __enter__(self) -> WorkerState:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+class ScopedState:
+    """One operator's tables over all shards of the worker: the kernels' `KeyedState`.
+
+    Measured on one core of a busy 2-core machine, 10⁵ integer keys in 8 shards: reading and writing all of
+    them, with undo record and commit, runs at 0.6 to 1.0 M keys/s.
+    """
+
+    def __init__(self, worker: WorkerState, operator: OperatorId, region: RegionId) -> None:
+        self._worker = worker
+        self._operator = operator
+        self._region = region
+
+    def get(self, table: str, hashes: U64, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key, or None."""
+        if not len(keys):
+            return []
+        addresses, long = addresses_of(hashes, keys), any_long(keys)
+        name = self._name(table)
+        found: list[bytes | None] = []
+        for transaction, rows in self._parts(hashes):
+            found += transaction.get(name, addresses[rows], long)
+        return found
+
+    def put(
+        self,
+        table: str,
+        hashes: U64,
+        keys: Sequence[bytes],
+        values: Sequence[bytes | None],
+        olds: Sequence[bytes | None],
+    ) -> None:
+        """Write each key; a value of None deletes it."""
+        if not len(keys):
+            return
+        addresses, long = addresses_of(hashes, keys), any_long(keys)
+        name = self._name(table)
+        for transaction, rows in self._parts(hashes):
+            transaction.put(self._region, name, addresses[rows], values[rows], list(olds[rows]), long)
+
+    def scan(self, table: str, hashes: U64, prefixes: Sequence[bytes]) -> Scan:
+        """All entries whose key begins with `prefixes[i]` under `hashes[i]`, in key order per prefix."""
+        counts: list[int] = []
+        suffixes: list[bytes] = []
+        values: list[bytes] = []
+        name = self._name(table)
+        addresses = addresses_of(hashes, prefixes)
+        for transaction, rows in self._parts(hashes):
+            for found in transaction.scan(name, addresses[rows]):
+                counts.append(len(found))
+                suffixes += [suffix for suffix, _ in found]
+                values += [value for _, value in found]
+        return Scan(np.repeat(np.arange(len(counts), dtype=np.int64), counts), suffixes, values)
+
+    def edge(
+        self, table: str, hashes: U64, prefixes: Sequence[bytes], last: bool
+    ) -> list[tuple[bytes, bytes] | None]:
+        """The first (or last) entry of each prefix as (suffix, value), or None."""
+        result: list[tuple[bytes, bytes] | None] = []
+        name = self._name(table)
+        addresses = addresses_of(hashes, prefixes)
+        for transaction, rows in self._parts(hashes):
+            result += transaction.edge(name, addresses[rows], last)
+        return result
+
+    def _parts(self, hashes: U64) -> Iterator[tuple[StageTransaction, slice]]:
+        return self._worker.parts(hashes) if len(hashes) else iter(())
+
+    def _name(self, table: str) -> str:
+        return f"{self._operator}.{table}"
+
+
+def shard_low(shard: ShardId, of: int) -> int:
+    """The smallest hash of a shard: the inverse of `shard = floor(hash · S / 2⁶⁴)`."""
+    return -(-(shard << 64) // of)
+
+
+def run_with_growth(make_state: Callable[[], WorkerState], body: Callable[[WorkerState], T]) -> T:
+    """Run a stage's body, and again from fresh transactions as long as a shard outgrows its map.
+
+    The body ends with `commit`; it must depend on nothing that an earlier, aborted call changed.  Every
+    re-run finds a map at least twice as large, so there are few.
+    """
+    run: bytes | None = None
+    for _ in range(_MAX_RERUNS):
+        with make_state() as state:
+            if run is None:
+                run = state.run
+            state.run = run
+            try:
+                return body(state)
+            except MapFull:
+                continue
+    raise EngineError(f"a shard's map was full {_MAX_RERUNS} times over in one stage")
