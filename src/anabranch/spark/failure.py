@@ -1,0 +1,36 @@
+"""Carry our own errors from a Spark task to the driver.
+
+Spark turns an exception in a Python task into text inside a Java exception.  A task therefore raises
+`TaskFailed`, whose message is the error's class and arguments as JSON between two marks; the driver looks
+for the marks.  Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from anabranch import errors
+
+_MARKED = re.compile(r"«anabranch ([0-9a-f]+)»")
+
+
+class TaskFailed(Exception):
+    """An AnabranchError on its way to the driver."""
+
+
+def wrap(error: errors.AnabranchError) -> TaskFailed:
+    body = json.dumps({"class": type(error).__name__, "args": [str(arg) for arg in error.args]})
+    return TaskFailed(f"{error} «anabranch {body.encode().hex()}»")
+
+
+def unwrap(text: str) -> errors.AnabranchError | None:
+    """The error that a task raised, or None when the text is of something else."""
+    found = _MARKED.search(text)
+    if found is None:
+        return None
+    body: dict[str, Any] = json.loads(bytes.fromhex(found[1]))
+    kind = getattr(errors, body["class"], errors.EngineError)
+    error: errors.AnabranchError = kind(*body["args"])
+    return error

@@ -1,0 +1,125 @@
+"""Start and stop the Spark context that carries a flow.
+
+Spark's settings here are part of the guarantees: a failed task aborts the job at once, so that the
+coordinator, and nobody else, runs a step again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark import SparkConf, SparkContext
+
+from anabranch.errors import ConfigError
+
+GUARANTEES: Mapping[str, str] = {
+    # Otherwise Spark would quietly finish a step on another host, over an empty store.
+    "spark.task.maxFailures": "1",
+    "spark.stage.maxConsecutiveAttempts": "1",
+    "spark.speculation": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.dynamicAllocation.enabled": "false",
+}
+"""Settings that a user cannot change."""
+
+DEFAULTS: Mapping[str, str] = {
+    # Halves the fixed cost of a stage.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "1g",
+    # A task must wait for its home: elsewhere it would only find that its shards are not there.
+    "spark.locality.wait": "30s",
+    # Blobs are few and large, and mostly stay on one machine: compressing costs more than it saves.
+    "spark.shuffle.compress": "false",
+    "spark.shuffle.spill.compress": "false",
+    "spark.rdd.compress": "false",
+    "spark.broadcast.compress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.scheduler.revive.interval": "20ms",
+}
+
+_ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
+"""Workers are the parallelism: a kernel with threads of its own would fight its neighbours."""
+
+
+@contextmanager
+def spark_context(
+    name: str, master: str, conf: Mapping[str, str], log_file: Path | None, ui: bool = False
+) -> Iterator[SparkContext]:
+    """A Spark context whose JVM writes its console noise to `log_file`."""
+    check_java()
+    settings = settings_for(name, master, conf, ui)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    spark_conf = SparkConf(loadDefaults=True)
+    for key, value in settings.items():
+        spark_conf.set(key, value)
+    with _errors_to(log_file):
+        context = SparkContext(conf=spark_conf, environment=dict(_ONE_THREAD))
+        context.setLogLevel("ERROR")
+    try:
+        yield context
+    finally:
+        context.stop()
+
+
+def settings_for(name: str, master: str, conf: Mapping[str, str], ui: bool) -> dict[str, str]:
+    """The whole configuration.  Raises ConfigError when `conf` would break a guarantee."""
+    for key, value in conf.items():
+        if key in GUARANTEES and GUARANTEES[key] != value:
+            raise ConfigError(
+                f"--conf {key}={value}: this setting is fixed at {GUARANTEES[key]}, because the exactly-once "
+                "guarantee stands on it"
+            )
+    settings = {"spark.app.name": f"anabranch {name}", "spark.master": master, **DEFAULTS}
+    settings["spark.ui.enabled"] = str(ui).lower()
+    if not master.startswith("local"):
+        # Executors on other machines must reach the driver; Spark finds its address by itself.
+        del settings["spark.driver.host"], settings["spark.driver.bindAddress"]
+        settings |= {f"spark.executorEnv.{key}": value for key, value in _ONE_THREAD.items()}
+    return {**settings, **conf, **GUARANTEES}
+
+
+def check_java() -> None:
+    """Say in one line what is missing, before Spark says it in fifty."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        raise ConfigError(
+            "Java was not found and Spark needs Java 17: install it (Debian: apt-get install openjdk-17-jre-headless) "
+            "or set JAVA_HOME"
+        )
+    try:
+        subprocess.run([java, "-version"], check=True, capture_output=True, timeout=60)
+    except (subprocess.SubprocessError, OSError) as error:
+        raise ConfigError(f"Java at {java} does not run: {error}") from None
+
+
+@contextmanager
+def _errors_to(log_file: Path | None) -> Iterator[None]:
+    """Let the JVM that is started inside write its standard error to a file.
+
+    It inherits the descriptor for life, so its later noise goes there too.
+    """
+    if log_file is None:
+        yield
+        return
+    sys.stderr.flush()
+    saved = os.dup(2)
+    target = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.dup2(target, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(target)

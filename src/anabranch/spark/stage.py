@@ -1,0 +1,317 @@
+"""One stage of a step on one worker: what runs inside a Spark task.
+
+`run_stage` is a function of its arguments, the shards on this host and the input files; it does not
+know Spark, so a test can run any stage again, twice, or at the wrong time.
+
+STG-1  No write transaction is opened before all senders' blobs are there (`check_complete`).
+STG-2  Staged output files are synced before the shards commit, and the shards commit before a blob leaves.
+STG-3  Nothing depends on the number of workers but who does the work.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from anabranch.connect.parquet import parquet
+from anabranch.connect.source import frame_schema
+from anabranch.errors import RecordError
+from anabranch.flow.plan import DEAD_LETTER_SCHEMA, DEAD_LETTERS, Channel, Plan, Planned
+from anabranch.model.batch import HASH, MAJOR, MINOR, ORDER, ORDER_SCHEMA, ORIGIN, STEP, WEIGHT, visible
+from anabranch.model.hashing import hash_columns, shard_of, zset_hash
+from anabranch.model.ids import OperatorId, WorkerId
+from anabranch.operators.kernel import Combining, Context, DeadLetter
+from anabranch.spark.blob import Blob, Packed, check_complete, encode, pack_frame
+from anabranch.spark.shards import StageState, run_with_state
+from anabranch.spark.spec import Report, StepSpec
+
+
+def run_stage(
+    plan: Plan, spec: StepSpec, stage: int, worker: WorkerId, arrived: Iterable[bytes]
+) -> Iterator[tuple[int, bytes]]:
+    """Run a stage; yields (receiver, blob) for the next stage, or the last stage's reports as one blob."""
+    started = time.perf_counter()
+    blobs = check_complete(spec, stage, worker, arrived) if stage > 0 else []
+    received = time.perf_counter()
+    result, touched = run_with_state(
+        plan, spec, stage, worker, lambda state: _StageRun(plan, spec, stage, worker, blobs, state)()
+    )
+    report = result.report
+    report.touched = touched
+    report.seconds["receive"] = received - started
+    report.seconds["run"] = time.perf_counter() - received
+    reports = [wire for blob in blobs for wire in blob.reports] + [report.to_wire()]
+    if stage == plan.depth:
+        yield worker, encode(spec, stage + 1, worker, (), reports)
+        return
+    for receiver in range(spec.workers):
+        mine = reports if receiver == worker else ()
+        yield receiver, encode(spec, stage + 1, worker, result.leaving[receiver], mine)
+
+
+class StageResult:
+    """Frames that leave a stage, by receiver, and its report."""
+
+    def __init__(self, report: Report, leaving: list[list[Packed]]) -> None:
+        self.report = report
+        self.leaving = leaving
+
+
+class _StageRun:
+    """Runs the operators of one stage over one set of arrived blobs.  Used once."""
+
+    def __init__(
+        self, plan: Plan, spec: StepSpec, stage: int, worker: WorkerId, blobs: list[Blob], state: StageState
+    ) -> None:
+        self.plan = plan
+        self.spec = spec
+        self.stage = stage
+        self.worker = worker
+        self.state = state
+        self.frames: dict[OperatorId, pl.DataFrame] = {}
+        self.arrived: dict[int, list[Packed]] = {}
+        for blob in blobs:
+            for packed in blob.frames:
+                self.arrived.setdefault(packed.channel, []).append(packed)
+        self.channels = {channel.number: channel for channel in plan.channels}
+        # A channel's frame is wanted by each of its consumers; unpacking and sorting it is done once.
+        self.unpacked: dict[int, pl.DataFrame] = {}
+        self.dead: list[DeadLetter] = []
+        self.report = Report(worker, stage, spec.layout.workers[worker], os.getpid())
+
+    def __call__(self) -> StageResult:
+        for planned in self.plan.stage(self.stage):
+            self._run(planned)
+        if self.dead:
+            self._stage_dead_letters()
+        leaving = self._leave()
+        return StageResult(self.report, leaving)
+
+    # Operators.
+
+    def _run(self, planned: Planned) -> None:
+        node = planned.node
+        if node.role == "input":
+            self.frames[node.id] = self._read(planned)
+            return
+        inputs = [self._input(planned, place) for place in range(len(node.inputs))]
+        context = Context(
+            operator=node.id,
+            step=self.spec.step,
+            on_error=node.on_error,
+            emit_order=planned.ordered,
+            origin=planned.origin,
+        )
+        if node.role == "output":
+            self._output(planned, inputs[0])
+        elif node.role == "union":
+            self.frames[node.id] = _union(inputs, planned.ordered)
+        elif node.stateless is not None:
+            self.frames[node.id] = node.stateless.apply(inputs[0], context)
+        elif node.stateful is not None and planned.region is not None:
+            if any(not frame.is_empty() for frame in inputs):
+                scoped = self.state.scoped(node.id, planned.region)
+                frame = node.stateful.process(inputs, scoped, context)
+                self.frames[node.id] = _with_order(frame, planned.origin) if planned.ordered else frame
+            else:
+                self.frames[node.id] = _empty(planned)
+        self.dead.extend(context.dead_letters)
+
+    def _input(self, planned: Planned, place: int) -> pl.DataFrame:
+        """The rows for one input of an operator; sorted by hash where the operator keeps state."""
+        feed = planned.feeds[place]
+        stateful = planned.node.stateful
+        if isinstance(feed, int):
+            return self._unpack(self.channels[feed])
+        frame = self.frames[feed]
+        if stateful is not None:
+            # Only an aggregate right behind its distributor gets partials from the senders.
+            if isinstance(stateful, Combining):
+                frame = _with_hash(stateful.partial(frame), planned.node.inputs[place].keys)
+            elif HASH not in frame.columns:
+                frame = _with_hash(frame, planned.node.inputs[place].keys)
+            return frame.sort(HASH)
+        return frame
+
+    def _unpack(self, channel: Channel) -> pl.DataFrame:
+        frame = self.unpacked.get(channel.number)
+        if frame is None:
+            packed = [p.frame() for p in self.arrived.get(channel.number, ()) if p.rows]
+            if packed:
+                # Senders of one channel agree on columns, but an aggregate's partials may be wider on one of them.
+                frame = packed[0] if len(packed) == 1 else pl.concat(packed, how="diagonal")
+                if channel.kind == "exchange":
+                    frame = frame.sort(HASH)
+            else:
+                frame = self._empty_channel(channel)
+            self.unpacked[channel.number] = frame
+        return frame
+
+    def _empty_channel(self, channel: Channel) -> pl.DataFrame:
+        frame = _empty(self.plan.operator(channel.producer), with_hash=channel.kind == "exchange")
+        if channel.combine is not None:
+            frame = _with_hash(self._combiner(channel).partial(frame), channel.keys)
+        return frame
+
+    def _combiner(self, channel: Channel) -> Combining:
+        assert channel.combine is not None
+        kernel = self.plan.operator(channel.combine).node.stateful
+        assert isinstance(kernel, Combining)
+        return kernel
+
+    # Inputs and outputs.
+
+    def _read(self, planned: Planned) -> pl.DataFrame:
+        node = planned.node
+        assert node.source is not None
+        frames = []
+        total = 0
+        for assigned in self.spec.work[self.worker]:
+            if assigned.input != node.id:
+                continue
+            place = 0
+            for frame in node.source.read(assigned.piece, self._on_bad(planned)):
+                total += frame.height
+                if planned.ordered:
+                    frame = frame.with_columns(
+                        pl.lit(planned.origin, ORDER_SCHEMA[ORIGIN]).alias(ORIGIN),
+                        pl.lit(assigned.ordinal, ORDER_SCHEMA[MAJOR]).alias(MAJOR),
+                        pl.int_range(place, place + frame.height, dtype=pl.Int64).alias(MINOR),
+                    )
+                place += frame.height
+                frames.append(frame)
+        self.report.input_rows[node.id] = total
+        if not frames:
+            return _empty(planned)
+        return frames[0] if len(frames) == 1 else pl.concat(frames)
+
+    def _on_bad(self, planned: Planned):  # type: ignore[no-untyped-def]
+        node = planned.node
+
+        def on_bad(where: str, record: str, reason: str) -> None:
+            place = f"input {node.id!r}, step {self.spec.step}, {where}"
+            if node.on_error == "stop":
+                raise RecordError(place, reason, record)
+            self.dead.append(DeadLetter(node.id, where, record, reason))
+
+        return on_bad
+
+    def _output(self, planned: Planned, frame: pl.DataFrame) -> None:
+        assert planned.node.sink is not None
+        if frame.is_empty():
+            return
+        frame = frame.select(*planned.node.schema, WEIGHT).filter(pl.col(WEIGHT) != 0)
+        self._stage_output(planned.node.id, planned.node.sink, frame)
+
+    def _stage_dead_letters(self) -> None:
+        letters = self.dead
+        frame = pl.DataFrame(
+            {name: [getattr(letter, name) for letter in letters] for name in DEAD_LETTER_SCHEMA}
+            | {WEIGHT: [letter.weight for letter in letters]},
+            schema={**DEAD_LETTER_SCHEMA, WEIGHT: pl.Int64()},
+        )
+        self.report.dead_letters = len(letters)
+        self._stage_output(OperatorId(DEAD_LETTERS), parquet(), frame)
+
+    def _stage_output(self, name: OperatorId, sink: object, frame: pl.DataFrame) -> None:
+        if frame.is_empty():
+            return
+        spec = self.spec
+        digest = zset_hash(frame)
+        frame = frame.with_columns(pl.lit(spec.step, pl.Int64).alias(STEP))
+        file = f"step-{spec.step:012d}-stage-{self.stage:02d}-worker-{self.worker:04d}-try-{spec.epoch}.{spec.attempt}"
+        staged = sink.stage(frame, Path(spec.outputs_root) / name, file)  # type: ignore[attr-defined]
+        self.report.outputs.setdefault(name, []).append({**staged.to_json(), "hash": digest})
+
+    # The exchange.
+
+    def _leave(self) -> list[list[Packed]]:
+        leaving: list[list[Packed]] = [[] for _ in range(self.spec.workers)]
+        if self.stage == self.plan.depth:
+            return leaving
+        for channel in self.plan.channels:
+            if channel.start < self.stage < channel.end:
+                leaving[self.worker].extend(self.arrived.get(channel.number, ()))
+        for channel in self.plan.leaving(self.stage):
+            self._send(channel, leaving)
+        return leaving
+
+    def _send(self, channel: Channel, leaving: list[list[Packed]]) -> None:
+        producer = self.plan.operator(channel.producer)
+        if channel.kind == "forward":
+            frame = self.frames[channel.producer]
+            if not frame.is_empty():
+                leaving[self.worker].append(pack_frame(channel.number, frame))
+            return
+        feed = producer.feeds[0]
+        assert not isinstance(feed, int)
+        frame = self.frames[feed]
+        if frame.is_empty():
+            return
+        if channel.combine is not None:
+            frame = self._combiner(channel).partial(frame)
+        frame = _with_hash(frame, channel.keys)
+        owners = np.asarray(self.spec.layout.shards, dtype=np.uint16)
+        receivers = owners[shard_of(frame.get_column(HASH).to_numpy(), len(owners))]
+        for receiver, part in _partition(frame, receivers, self.spec.workers):
+            leaving[receiver].append(pack_frame(channel.number, part))
+
+
+def _partition(
+    frame: pl.DataFrame, receivers: np.ndarray[tuple[int], np.dtype[np.uint16]], workers: int
+) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Cut a frame by receiver, keeping the order of rows."""
+    if workers == 1:
+        yield 0, frame
+        return
+    counts = np.bincount(receivers, minlength=workers)
+    # A stable sort of 16-bit numbers is a radix sort in NumPy: linear in the rows.
+    frame = frame[np.argsort(receivers, kind="stable")]
+    start = 0
+    for receiver, count in enumerate(counts.tolist()):
+        if count:
+            yield receiver, frame.slice(start, count)
+            start += count
+
+
+def _with_hash(frame: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
+    return frame.with_columns(pl.Series(HASH, hash_columns(frame, keys), dtype=pl.UInt64))
+
+
+def _with_order(frame: pl.DataFrame, origin: int) -> pl.DataFrame:
+    """Give the rows of a region their canonical order, unless the kernel has: by key, then by content."""
+    if all(column in frame.columns for column in ORDER):
+        return frame
+    frame = frame.sort([HASH, *visible(frame), WEIGHT])
+    return frame.with_columns(
+        pl.lit(origin, ORDER_SCHEMA[ORIGIN]).alias(ORIGIN),
+        pl.col(HASH).alias(MAJOR),
+        pl.int_range(pl.len(), dtype=pl.Int64).over(HASH).alias(MINOR),
+    )
+
+
+def _union(frames: list[pl.DataFrame], ordered: bool) -> pl.DataFrame:
+    """Rows of all inputs; where order counts, rows of equal place are told apart by their input's number."""
+    columns = [*visible(frames[0]), WEIGHT, *(ORDER if ordered else ())]
+    parts = []
+    for place, frame in enumerate(frames):
+        part = frame.select(columns)
+        if ordered:
+            part = part.with_columns(pl.col(MINOR) * len(frames) + place)
+        parts.append(part)
+    return pl.concat(parts)
+
+
+def _empty(planned: Planned, *, with_hash: bool | None = None) -> pl.DataFrame:
+    """No rows, with the columns that the operator's rows have."""
+    schema: dict[str, pl.DataType] = dict(frame_schema(planned.node.schema))
+    if with_hash if with_hash is not None else planned.node.keys:
+        schema[HASH] = pl.UInt64()
+    if planned.ordered:
+        schema.update(ORDER_SCHEMA)
+    return pl.DataFrame(schema=schema)
