@@ -51,4 +51,4 @@ def from_table(result: object, schema: Schema, what: str = "a table") -> pl.Data
                 f"function returned {what} whose column {name} of type {kind} is no {schema[name]}: {error}"
             ) from None
     frame = pl.DataFrame(pl.from_arrow(pa.table(columns, schema=target)))
-    return frame.cast(dict(schema)) if dict(frame.schema) != dict(schema) else frame
+    return frame.cast(pl.Schema(schema)) if dict(frame.schema) != dict(schema) else frame
