@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 LIMIT = 256
@@ -31,10 +30,10 @@ class OpenEnvironments(Generic[T]):
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
-        self._open: OrderedDict[Path, tuple[Inode, T]] = OrderedDict()
+        self._open: OrderedDict[str, tuple[Inode, T]] = OrderedDict()
         os.register_at_fork(after_in_child=self._forget_parents)
 
-    def find(self, path: Path) -> T | None:
+    def find(self, path: str) -> T | None:
         """The open store at this path, unless the files there are no longer the ones it has open."""
         entry = self._open.get(path)
         if entry is None:
@@ -45,7 +44,7 @@ class OpenEnvironments(Generic[T]):
         self._open.move_to_end(path)
         return entry[1]
 
-    def remember(self, path: Path, store: T) -> None:
+    def remember(self, path: str, store: T) -> None:
         inode = _inode(path)
         assert inode is not None, f"{path} vanished while it was opened"
         self._open[path] = (inode, store)
@@ -55,7 +54,7 @@ class OpenEnvironments(Generic[T]):
             if victim != path and not self._open[victim][1].writing:
                 self.forget(victim)
 
-    def forget(self, path: Path) -> None:
+    def forget(self, path: str) -> None:
         """Close the store at this path, if it is open."""
         entry = self._open.pop(path, None)
         if entry is not None:
@@ -78,9 +77,9 @@ class OpenEnvironments(Generic[T]):
         return len(self._open)
 
 
-def _inode(path: Path) -> Inode | None:
+def _inode(path: str) -> Inode | None:
     try:
-        stat = os.stat(path / "data.mdb")
+        stat = os.stat(path + "/data.mdb")
     except FileNotFoundError:
         return None
     return stat.st_dev, stat.st_ino

@@ -10,19 +10,33 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import lmdb
 
 from anabranch.errors import AnabranchError, CorruptError, EngineError, StepAborted, StorageFullError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_MAX_RERUNS = 32
+T = TypeVar("T")
 _LOW_WATER = 1 << 20
 """Free bytes below which an I/O error is blamed on a full disk."""
 
 
 class MapFull(StepAborted):
     """A shard outgrew its memory map.  The map has been enlarged: run the same again."""
+
+
+def with_growth(action: Callable[[], T]) -> T:
+    """Do it again as long as a map was full; every time the map has grown, so that is seldom."""
+    for _ in range(_MAX_RERUNS):
+        try:
+            return action()
+        except MapFull as error:
+            last = error
+    raise EngineError(f"a map was full {_MAX_RERUNS} times over: {last}") from last
 
 
 def _room(path: Path) -> int:

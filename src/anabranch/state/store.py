@@ -70,9 +70,9 @@ class ShardStore:
             ShardMismatch: something else is there already.
             StorageFullError: no room.
         """
-        where = Path(path).absolute()
+        where = Path(os.path.abspath(path))
         where.mkdir(parents=True, exist_ok=True)
-        _OPEN.forget(where)
+        _OPEN.forget(str(where))
         env = _environment(where, map_size)
         try:
             with env.begin(write=True) as txn:
@@ -96,7 +96,7 @@ class ShardStore:
             raise
         store = cls(where, env, identity)
         store.stamp(current_boot_id())
-        _OPEN.remember(where, store)
+        _OPEN.remember(str(where), store)
         return store
 
     @classmethod
@@ -112,9 +112,11 @@ class ShardStore:
         Raises:
             ShardMismatch: it is missing, half-made or another one.
         """
-        where = Path(path).absolute()
-        cached = _OPEN.find(where)
+        # Not a Path: taking one apart costs more than all else that opening a cached shard does.
+        name = os.path.abspath(path)
+        cached = _OPEN.find(name)
         if cached is None:
+            where = Path(name)
             if not (where / "data.mdb").exists():
                 raise ShardMismatch(
                     f"shard {where}: expected {expected or 'a shard'}, found none there; "
@@ -126,9 +128,9 @@ class ShardStore:
             except BaseException:
                 env.close()
                 raise
-            _OPEN.remember(where, cached)
+            _OPEN.remember(name, cached)
         if expected is not None:
-            _check(where, expected, cached.identity)
+            _check(cached.path, expected, cached.identity)
         return cached
 
     # --- transactions
@@ -220,7 +222,7 @@ class ShardStore:
 
     def close(self) -> None:
         """Close the environment and forget it; the next `open` opens it anew."""
-        _OPEN.forget(self.path)
+        _OPEN.forget(str(self.path))
 
 
 def _environment(path: Path, map_size: int) -> Any:

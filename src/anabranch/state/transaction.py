@@ -19,7 +19,9 @@ Must not know: workers, the hash's division into shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, TypeVar
 
 import lmdb
@@ -37,7 +39,7 @@ T = TypeVar("T")
 
 
 class StageTransaction:
-    """Open from construction to `commit` or `abort`.
+    """Open from construction to `commit` or `abort`; leaving its `with` block without a commit aborts.
 
     Args:
         store: The shard.
@@ -194,20 +196,26 @@ class StageTransaction:
         self._txn.abort()
         self.store.writing = False
 
+    def __enter__(self) -> StageTransaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
 
 def check_fence(store: ShardStore, txn: Any, fence: Fence) -> Fence | None:
     """The stored fence; raises Fenced when it is newer."""
-    raw = txn.get(_FENCE, db=store.env.open_db(META, txn=txn))
-    stored = None if raw is None else decode_fence(raw)
+    stored = read_fence(store, txn)
     if stored is not None and stored > fence:
         raise Fenced(f"shard {store.path}: {fence} comes too late, {stored} has written here")
     return stored
 
 
-def stored_fence(store: ShardStore) -> Fence | None:
+def read_fence(store: ShardStore, txn: Any) -> Fence | None:
     """The newest writer so far."""
-    with store.begin(write=False) as txn:
-        raw = txn.get(_FENCE, db=store.env.open_db(META, txn=txn))
+    raw = txn.get(_FENCE, db=store.env.open_db(META, txn=txn))
     return None if raw is None else decode_fence(raw)
 
 
@@ -231,15 +239,22 @@ def rollback_to(store: ShardStore, fence: Fence, region: RegionId, step: Step | 
         Fenced: A newer writer was here.
         ShardMismatch: The undo ring does not reach back that far; nothing is changed.
     """
-    txn = store.begin(write=True)
-    store.writing = True
-    try:
+    with write_transaction(store) as txn:
         check_fence(store, txn, fence)
         ring = UndoRing(store, txn)
         marker = ring.marker(region)
         while marker is not None and (step is None or marker.step > step):
             marker = ring.roll_back(region, marker)
         store_fence(store, txn, fence)
+
+
+@contextmanager
+def write_transaction(store: ShardStore) -> Iterator[Any]:
+    """A bare LMDB write transaction in our words of error; commits unless the block raises."""
+    txn = store.begin(write=True)
+    store.writing = True
+    try:
+        yield txn
         txn.commit()
     except lmdb.Error as error:
         txn.abort()

@@ -24,14 +24,13 @@ from anabranch.model.batch import U64
 from anabranch.model.ids import Incarnation, OperatorId, RegionId, ShardId, Step
 from anabranch.model.scan import Scan
 from anabranch.state.address import addresses_of, any_long
-from anabranch.state.faults import MapFull
+from anabranch.state.faults import with_growth
 from anabranch.state.identity import Fence, ShardIdentity
 from anabranch.state.store import ShardStore
 from anabranch.state.transaction import StageTransaction
 
 T = TypeVar("T")
 _KEEP_ALL = Step(0)
-_MAX_RERUNS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,14 +267,11 @@ def run_with_growth(make_state: Callable[[], WorkerState], body: Callable[[Worke
     The body ends with `commit`; it must depend on nothing that an earlier, aborted call changed.  Every
     re-run finds a map at least twice as large, so there are few.
     """
-    run: bytes | None = None
-    for _ in range(_MAX_RERUNS):
+    run = uuid4().bytes
+
+    def once() -> T:
         with make_state() as state:
-            if run is None:
-                run = state.run
             state.run = run
-            try:
-                return body(state)
-            except MapFull:
-                continue
-    raise EngineError(f"a shard's map was full {_MAX_RERUNS} times over in one stage")
+            return body(state)
+
+    return with_growth(once)
