@@ -22,7 +22,7 @@ class DistinctKernel:
     """
 
     ordered = False
-    tables = ("rows",)
+    tables: tuple[str, ...] = ("rows",)
 
     def __init__(self, keys: Sequence[str], schema: Schema, append_only: bool) -> None:
         self.output_schema = dict(schema)

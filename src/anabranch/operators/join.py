@@ -110,7 +110,7 @@ class JoinKernel:
     """
 
     ordered = False
-    tables = ("left", "right")
+    tables: tuple[str, ...] = ("left", "right")
 
     def __init__(
         self,
