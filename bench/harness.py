@@ -207,8 +207,10 @@ def peer(script: str, *args: object, timeout: float = 900) -> dict[str, Any]:
     log = LOGS / f"{script}-{os.getpid()}-{time.monotonic_ns()}.log"
     # Spark would otherwise give its Python workers whatever `python3` is on the path, or our own settings.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_", "PYTHON"))}
-    with tempfile.TemporaryDirectory(prefix="bench-peer-") as work, log.open("w") as errors:
-        child = subprocess.Popen(
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-peer-") as work,
+        log.open("w") as errors,
+        subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -216,7 +218,8 @@ def peer(script: str, *args: object, timeout: float = 900) -> dict[str, Any]:
             cwd=work,
             env=inherited,
             start_new_session=True,
-        )
+        ) as child,
+    ):
         try:
             printed, _ = child.communicate(timeout=timeout)
             outcome = f"exit code {child.returncode}"
@@ -226,7 +229,6 @@ def peer(script: str, *args: object, timeout: float = 900) -> dict[str, Any]:
             # The JVM and the worker processes of a peer are in its session: none outlives this call.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
     result = _last_object(printed)
     if result is None or child.returncode != 0:
         with log.open("a") as out:
