@@ -262,7 +262,8 @@ class _Recorder:
         if skipped < recorded:
             raise InputChangedError(
                 f"input log {self._log} holds {recorded} items, and the iterable has only {skipped} now; "
-                "it must give the same items again, or be a function that takes the number of items already recorded"
+                "it must give the same items again, or be a function that takes the number of items that are "
+                "recorded already"
             )
         return made
 

@@ -12,7 +12,7 @@ import io
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -257,3 +257,21 @@ def console(limit: int = 20) -> ConsoleSink:
 def memory(target: list[dict[str, Any]]) -> MemorySink:
     """An output that is appended to a list in this process; for tests and notebooks."""
     return MemorySink(target)
+
+
+def sink_like(fingerprint: Mapping[str, Any]) -> FileSink:
+    """A sink that can read what one with this fingerprint has published.
+
+    Raises:
+        CorruptError: the kind is unknown.
+    """
+    kind, path = fingerprint.get("kind"), fingerprint.get("path")
+    if kind == ParquetSink.kind:
+        return ParquetSink(path)
+    if kind == JsonSink.kind:
+        return JsonSink(path)
+    if kind == ConsoleSink.kind:
+        return ConsoleSink()
+    if kind == MemorySink.kind:
+        return MemorySink([])
+    raise CorruptError(f"an output's sink of kind {kind!r} is unknown to this version")
