@@ -11,6 +11,7 @@ Must not know: flows, operators, Spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from types import TracebackType
@@ -94,6 +95,8 @@ class WorkerState:
         self.run = uuid4().bytes
         """Names this task in the markers it writes; a re-run of the same task keeps it."""
         self._open: list[_Open] = []
+        self._ended = False
+        """True after commit or abort: whoever goes on then would write half of a stage."""
         self._ids = [owned.identity.shard for owned in self._shards]
         self._lows = np.array([shard_low(i, of) for i in self._ids], dtype=np.uint64)
         self._highs = np.array([shard_low(ShardId(i + 1), of) - 1 for i in self._ids], dtype=np.uint64)
@@ -112,6 +115,8 @@ class WorkerState:
         Raises:
             ShardMismatch: a row belongs to a shard that is not this worker's.
         """
+        if not len(hashes):
+            return
         self._open_all()
         if not bool(np.all(hashes[:-1] <= hashes[1:])):
             raise EngineError("keyed state was asked with hashes that are not sorted")
@@ -126,19 +131,26 @@ class WorkerState:
         for k in np.flatnonzero(ends > starts).tolist():
             yield self._open[k].transaction, slice(int(starts[k]), int(ends[k]))
 
-    def _open_all(self) -> None:
-        if self._open:
-            return
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Whatever the block raises, all shards are aborted."""
         try:
-            for owned in self._shards:
-                store = ShardStore.open(owned.path, owned.identity)
-                transaction = StageTransaction(
-                    store, self._fence, self._regions, owned.expected, self._keep_from, self.run
-                )
-                self._open.append(_Open(owned, transaction))
+            yield
         except BaseException:
             self.abort()
             raise
+
+    def _open_all(self) -> None:
+        if self._ended:
+            raise EngineError(f"the state for {self._fence} was committed or aborted already; make a new one")
+        if self._open:
+            return
+        for owned in self._shards:
+            store = ShardStore.open(owned.path, owned.identity)
+            transaction = StageTransaction(
+                store, self._fence, self._regions, owned.expected, self._keep_from, self.run
+            )
+            self._open.append(_Open(owned, transaction))
 
     def commit(self) -> list[TouchedShard]:
         """Commit every shard; each is atomic by itself, and a re-run mends what a crash between two leaves.
@@ -147,16 +159,13 @@ class WorkerState:
             StorageFullError: a disk is full.
             MapFull: a map was too small and has been enlarged; see `run_with_growth`.
         """
-        self._open_all()
-        try:
+        with self.all_or_none():
+            self._open_all()
             changed = [item for item in self._open if item.transaction.must_commit]
             for item in changed:
                 item.transaction.prepare()
             for item in changed:
                 item.transaction.commit(prepared=True)
-        except BaseException:
-            self.abort()
-            raise
         touched = [
             TouchedShard(
                 item.owned.identity.shard,
@@ -175,6 +184,7 @@ class WorkerState:
         for item in self._open:
             item.transaction.abort()
         self._open.clear()
+        self._ended = True
 
     def __enter__(self) -> WorkerState:
         return self
@@ -199,13 +209,12 @@ class ScopedState:
 
     def get(self, table: str, hashes: U64, keys: Sequence[bytes]) -> list[bytes | None]:
         """The value of each key, or None."""
-        if not len(keys):
-            return []
         addresses, long = addresses_of(hashes, keys), any_long(keys)
         name = self._name(table)
         found: list[bytes | None] = []
-        for transaction, rows in self._parts(hashes):
-            found += transaction.get(name, addresses[rows], long)
+        with self._worker.all_or_none():
+            for transaction, rows in self._worker.parts(hashes):
+                found += transaction.get(name, addresses[rows], long)
         return found
 
     def put(
@@ -217,12 +226,11 @@ class ScopedState:
         olds: Sequence[bytes | None],
     ) -> None:
         """Write each key; a value of None deletes it."""
-        if not len(keys):
-            return
         addresses, long = addresses_of(hashes, keys), any_long(keys)
         name = self._name(table)
-        for transaction, rows in self._parts(hashes):
-            transaction.put(self._region, name, addresses[rows], values[rows], list(olds[rows]), long)
+        with self._worker.all_or_none():
+            for transaction, rows in self._worker.parts(hashes):
+                transaction.put(self._region, name, addresses[rows], values[rows], list(olds[rows]), long)
 
     def scan(self, table: str, hashes: U64, prefixes: Sequence[bytes]) -> Scan:
         """All entries whose key begins with `prefixes[i]` under `hashes[i]`, in key order per prefix."""
@@ -231,11 +239,12 @@ class ScopedState:
         values: list[bytes] = []
         name = self._name(table)
         addresses = addresses_of(hashes, prefixes)
-        for transaction, rows in self._parts(hashes):
-            for found in transaction.scan(name, addresses[rows]):
-                counts.append(len(found))
-                suffixes += [suffix for suffix, _ in found]
-                values += [value for _, value in found]
+        with self._worker.all_or_none():
+            for transaction, rows in self._worker.parts(hashes):
+                for found in transaction.scan(name, addresses[rows]):
+                    counts.append(len(found))
+                    suffixes += [suffix for suffix, _ in found]
+                    values += [value for _, value in found]
         return Scan(np.repeat(np.arange(len(counts), dtype=np.int64), counts), suffixes, values)
 
     def edge(
@@ -245,12 +254,10 @@ class ScopedState:
         result: list[tuple[bytes, bytes] | None] = []
         name = self._name(table)
         addresses = addresses_of(hashes, prefixes)
-        for transaction, rows in self._parts(hashes):
-            result += transaction.edge(name, addresses[rows], last)
+        with self._worker.all_or_none():
+            for transaction, rows in self._worker.parts(hashes):
+                result += transaction.edge(name, addresses[rows], last)
         return result
-
-    def _parts(self, hashes: U64) -> Iterator[tuple[StageTransaction, slice]]:
-        return self._worker.parts(hashes) if len(hashes) else iter(())
 
     def _name(self, table: str) -> str:
         return f"{self._operator}.{table}"
