@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import polars as pl
 
-from anabranch.connect.parquet import parquet
+from anabranch.connect.sinks import parquet
 from anabranch.connect.sink import Sink
 from anabranch.connect.source import Source
 from anabranch.errors import FlowError
@@ -27,8 +27,10 @@ from anabranch.flow.node import Node, Role
 from anabranch.model.hashing import is_key_type
 from anabranch.model.ids import OperatorId
 from anabranch.model.types import to_dtype, to_schema
-from anabranch.operators import aggregate as agg
+from anabranch.operators import aggregates as agg
+from anabranch.operators import rowwise
 from anabranch.operators import stateless as ops
+from anabranch.operators.aggregate import AggregateKernel
 from anabranch.operators.distinct import DistinctKernel
 from anabranch.operators.join import How, JoinKernel
 from anabranch.operators.kernel import OnError, Schema, StatefulKernel, StatelessKernel
@@ -169,7 +171,7 @@ class Stream:
         """The rows for which a Polars expression, or a Python function of the row, is true (null is not)."""
         if isinstance(predicate, pl.Expr):
             label = name or "filter"
-            ops.check_predicate(predicate, self.schema, label)
+            rowwise.check_predicate(predicate, self.schema, label)
             kernel: StatelessKernel = ops.FilterExpr(predicate)
             detail = {"expr": str(predicate)}
         else:
@@ -406,10 +408,10 @@ class Stream:
         for expr in parsed:
             if not isinstance(expr, pl.Expr):
                 raise FlowError(f"operator {label!r}: expected a Polars expression or a column's name, got {expr!r}")
-        schema = ops.check_rowwise(parsed, self.schema, label, keep=kind == "with_columns")
+        schema = rowwise.check_rowwise(parsed, self.schema, label, keep=kind == "with_columns")
         result = self._stateless(kind, kernel(parsed), schema, name, None, {"exprs": [str(e) for e in parsed]})
         kept = all(
-            key in schema and ops.passes_through(parsed, key, keep=kind == "with_columns") for key in self.node.keys
+            key in schema and rowwise.passes_through(parsed, key, keep=kind == "with_columns") for key in self.node.keys
         )
         if not kept:
             result.node.keys = ()
@@ -588,7 +590,7 @@ class KeyedStream(Stream):
             if column in self.keys or column.startswith("__"):
                 raise FlowError(f"operator {label!r}: the result column {column!r} is taken")
         agg.check(aggregates, self.schema, label)
-        kernel = agg.AggregateKernel(self.keys, self.schema, aggregates, self.node.append_only)
+        kernel = AggregateKernel(self.keys, self.schema, aggregates, self.node.append_only)
         detail = {"aggregates": {out: [a.kind, a.column] for out, a in aggregates.items()}}
         return self._stateful(kind, kernel, kernel.output_schema, False, name, None, detail)
 

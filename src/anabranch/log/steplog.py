@@ -5,7 +5,9 @@ sums of all records so far (input positions, step markers) are written as a snap
 log costs the same after a million steps.
 
 LOG-1  Commit records are gapless: step *n* is committed only after *n−1*.
-LOG-2  A plan record is never changed; a step that is run again reads what its plan record says.
+LOG-2  A plan record is never changed; an attempt of a step reads what the plan record of its epoch says.
+LOG-3  The commit record names the epoch whose plan was run.  A plan without a commit record has shown
+       nothing to anybody, so a later coordinator may plan the step anew (over a file that was mended, say).
 """
 
 from __future__ import annotations
@@ -86,16 +88,9 @@ class StepLog:
         self._folder: Path | None = None
 
     def write_plan(self, step: Step, epoch: Epoch, slices: dict[str, Any], layout: int) -> None:
-        """Fix what a step reads.  The plan of a step that was planned before must be the same."""
+        """Fix what a step reads."""
         payload = {"step": step, "epoch": epoch, "slices": slices, "layout": layout}
-        path = self._path(step, "plan")
-        try:
-            record.create(path, payload)
-        except FileExistsError:
-            if record.read(path)["slices"] != slices:
-                raise Fenced(
-                    f"step {step}: another coordinator has planned it differently ({path}); this one must stop"
-                ) from None
+        record.create(self._path(step, f"{epoch}.plan"), payload)
 
     def write_commit(self, step: Step, payload: dict[str, Any]) -> None:
         """Make a step visible, once.  Raises Fenced when somebody else has."""
@@ -106,8 +101,8 @@ class StepLog:
                 f"step {step}: another coordinator has committed it; this one (epoch {payload['epoch']}) must stop"
             ) from None
 
-    def plan(self, step: Step) -> dict[str, Any] | None:
-        return self._read(step, "plan")
+    def plan(self, step: Step, epoch: Epoch) -> dict[str, Any] | None:
+        return self._read(step, f"{epoch}.plan")
 
     def commit(self, step: Step) -> dict[str, Any] | None:
         return self._read(step, "commit")
@@ -119,7 +114,7 @@ class StepLog:
         if snapshots:
             progress = Progress.from_json(record.read(snapshots[-1]))
         while (commit := self.commit(progress.next_step)) is not None:
-            plan = self.plan(progress.next_step)
+            plan = self.plan(progress.next_step, Epoch(commit["epoch"]))
             if plan is None:
                 raise CorruptError(f"step log {self.directory}: step {progress.next_step} is committed but its plan is missing")
             progress.advance(plan, commit)

@@ -52,7 +52,15 @@ class StepRunner:
             stages = arrived.mapPartitionsWithIndex(_task(self._plan, spec, stage))
         answers = self._collect(spec, stages)
         self._spend(shuffles)
-        return [Report.from_wire(wire) for _, data in answers for wire in decode(data).reports]
+        reports = [Report.from_wire(wire) for _, data in answers for wire in decode(data).reports]
+        if log.isEnabledFor(logging.DEBUG):
+            for report in reports:
+                log.debug(
+                    "step=%d stage=%d worker=%d process=%d seconds=%s",
+                    spec.step, report.stage, report.worker, report.process,
+                    {part: round(value, 4) for part, value in report.seconds.items()},
+                )
+        return reports
 
     def on_workers(self, spec: StepSpec, ask: Callable[[StepSpec, WorkerId], Any]) -> list[Any]:
         """Call `ask` once for each worker, at its host; for what happens between steps."""

@@ -71,6 +71,16 @@ def spark_context(
         context.stop()
 
 
+@contextmanager
+def borrowed(context: SparkContext) -> Iterator[SparkContext]:
+    """Use a context that somebody else made and will stop.  Raises ConfigError when its settings break a guarantee."""
+    conf = context.getConf()
+    for key, value in GUARANTEES.items():
+        if key != "spark.dynamicAllocation.enabled" and conf.get(key) != value:
+            raise ConfigError(f"the Spark context has {key}={conf.get(key)}; a flow needs {value}")
+    yield context
+
+
 def settings_for(name: str, master: str, conf: Mapping[str, str], ui: bool) -> dict[str, str]:
     """The whole configuration.  Raises ConfigError when `conf` would break a guarantee."""
     for key, value in conf.items():

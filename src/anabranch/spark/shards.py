@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar
 
 from anabranch.errors import ShardMismatch, WrongHost
 from anabranch.flow.plan import Plan
-from anabranch.model.hashing import HASH_VERSION
 from anabranch.model.ids import HostId, Incarnation, OperatorId, RegionId, ShardId, WorkerId
 from anabranch.operators.kernel import KeyedState
 from anabranch.spark.spec import STATE_DIR_VARIABLE, StepSpec
@@ -89,7 +88,6 @@ def identity(spec: StepSpec, shard: ShardId) -> ShardIdentity:
         of=len(spec.layout.shards),
         incarnation=Incarnation(spec.incarnations[shard]),
         host=spec.layout.workers[spec.layout.shards[shard]],
-        hash_version=HASH_VERSION,
     )
 
 

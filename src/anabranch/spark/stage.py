@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from anabranch.connect.parquet import parquet
+from anabranch.connect.sinks import parquet
 from anabranch.connect.source import frame_schema
 from anabranch.errors import RecordError
 from anabranch.flow.plan import DEAD_LETTER_SCHEMA, DEAD_LETTERS, Channel, Plan, Planned

@@ -1,0 +1,1 @@
+"""The command `anabranch`.  Sits on top of `runtime`; nobody imports it."""

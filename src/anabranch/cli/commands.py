@@ -1,0 +1,150 @@
+"""What each command does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from types import FrameType
+
+import polars as pl
+
+from anabranch.cli.display import JsonDisplay, TextDisplay, human
+from anabranch.cli.load import load_flow
+from anabranch.errors import ConfigError, JobDirError
+from anabranch.flow.plan import make_plan
+from anabranch.flow.render import as_json, as_text
+from anabranch.model.batch import WEIGHT
+from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.outputs import changes, output_names, table
+from anabranch.runtime.settings import Settings
+
+_SHOWN = 50
+
+
+def run(options: Namespace) -> int:
+    # Spark is a second's import; the other commands do without.
+    from anabranch.runtime.coordinator import Coordinator
+
+    settings = Settings(
+        workers=options.workers,
+        hosts=options.hosts,
+        master=options.master,
+        conf=dict(options.conf),
+        target_seconds=options.step_ms / 1000,
+        max_step_rows=options.max_step_rows,
+        max_step_bytes=options.max_step_mb << 20,
+        shards=options.shards,
+        state_dir=options.state_dir,
+        until_idle=options.until_idle,
+        steps=options.steps,
+        ui=options.ui,
+    )
+    display = JsonDisplay() if options.json else TextDisplay()
+    coordinator = Coordinator(make_plan(load_flow(options.flow)), Path(options.dir), settings, display)
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        # The second time, the user means it: fall back to Python's own way.
+        coordinator.request_stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    display.stopped(coordinator.run())
+    return 0
+
+
+def status(options: Namespace) -> int:
+    jobdir = _job(options.dir)
+    found = jobdir.status()
+    running = jobdir.running()
+    if not running and found["state"] in ("starting", "running", "idle"):
+        found["state"] = "died"
+    if options.json:
+        print(json.dumps({**found, "dir": str(jobdir.path)}, indent=2))
+        return 0
+    print(f"{found.get('flow', '?')}: {found['state']}")
+    if "steps" in found:
+        print(f"  steps      {found['steps']:,}")
+        print(f"  rows       {found['input_rows']:,} in, {found['output_rows']:,} out")
+    if "workers" in found:
+        print(f"  workers    {found['workers']} on {', '.join(found['hosts'])}; {found['shards']} shards, layout {found['layout']}")
+    if running and "step_seconds" in found:
+        print(f"  last step  {found['step_seconds'] * 1000:.0f} ms; {human(found['rows_per_second'])} rows/s")
+        print(f"  backlog    {found['backlog_rows']:,} rows, {human(found['backlog_bytes'])}B")
+    if running:
+        print(f"  process    {found['process']}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found['started']))}")
+    for fault in found.get("faults", [])[-3:]:
+        print(f"  fault      step {fault['step']}, attempt {fault['attempt']}: {fault['error']}")
+    if found.get("error"):
+        print(f"  error      {found['error']}")
+    return 0
+
+
+def stop(options: Namespace) -> int:
+    jobdir = _job(options.dir)
+    was_running = jobdir.running()
+    if was_running:
+        jobdir.ask_to_stop()
+        deadline = time.monotonic() + options.timeout
+        said = 0.0
+        while jobdir.running():
+            now = time.monotonic()
+            if now > deadline:
+                raise JobDirError(
+                    f"{jobdir.path} has not stopped within {options.timeout:.0f} s; it is {jobdir.status()['state']} and will stop "
+                    "after the step under way"
+                )
+            if now - said > 2 and not options.json:
+                sys.stderr.write("waiting for the step under way and for state to be synced …\n")
+                said = now
+            time.sleep(0.05)
+    found = jobdir.status()
+    if options.json:
+        print(json.dumps({"was_running": was_running, "state": found["state"], "steps": found.get("steps", 0)}))
+    elif was_running:
+        print(f"stopped after step {found.get('steps', 0) - 1}" if found.get("steps") else "stopped before the first step")
+    else:
+        print(f"{jobdir.path} is not running")
+    return 0
+
+
+def plan(options: Namespace) -> int:
+    made = make_plan(load_flow(options.flow))
+    print(json.dumps(as_json(made), indent=2, default=str) if options.json else as_text(made))
+    return 0
+
+
+def output(options: Namespace) -> int:
+    jobdir = _job(options.dir)
+    if options.name is None:
+        names = output_names(jobdir)
+        print(json.dumps(names) if options.json else "\n".join(names))
+        return 0
+    if options.limit is not None and options.limit < 0:
+        raise ConfigError(f"--limit {options.limit}: must be at least 0")
+    frame = changes(jobdir, options.name) if options.changes else table(jobdir, options.name)
+    if not options.changes and frame.height and (frame.get_column(WEIGHT) == 1).all():
+        frame = frame.drop(WEIGHT)
+    limit = options.limit if options.limit is not None else (frame.height if options.json else _SHOWN)
+    shown = frame.head(limit)
+    if options.json:
+        if shown.height:
+            sys.stdout.write(shown.write_ndjson())
+        return 0
+    with pl.Config(
+        tbl_rows=-1, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_width_chars=160, fmt_str_lengths=60, tbl_hide_column_data_types=True
+    ):
+        print(shown)
+    more = f" of {frame.height:,}" if shown.height < frame.height else ""
+    print(f"{shown.height:,}{more} {'changes' if options.changes else 'rows'}")
+    return 0
+
+
+def _job(path: str) -> JobDir:
+    jobdir = JobDir(Path(path))
+    jobdir.job()
+    return jobdir

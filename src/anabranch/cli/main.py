@@ -1,0 +1,114 @@
+"""`anabranch run | status | stop | plan | output`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from anabranch.cli import commands
+from anabranch.errors import AnabranchError, ConfigError, UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0, 1 for an error, 2 for a wrong call."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.DEBUG if options.verbose else logging.WARNING,
+        format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
+    )
+    try:
+        return int(options.command(options))
+    except UserError as error:
+        return _fail(error, options.verbose)
+    except AnabranchError as error:
+        return _fail(error, options.verbose)
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); there is nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(error: AnabranchError, verbose: bool) -> int:
+    if verbose:
+        logging.getLogger(__name__).exception("failed")
+    sys.stderr.write(f"anabranch: {error}\n")
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="anabranch", description="Elastic, exactly-once, stateful stream processing for PySpark."
+    )
+    parser.add_argument("--verbose", action="store_true", help="log what happens, with stack traces")
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
+    _run(verbs.add_parser("run", help="run a flow, or go on with it", description="Run a flow in a job directory. A directory that has run it before goes on where it stopped."))
+    _status(verbs.add_parser("status", help="what a job is doing"))
+    _stop(verbs.add_parser("stop", help="stop a running job in an orderly way"))
+    _plan(verbs.add_parser("plan", help="show a flow's stages, regions and fingerprint"))
+    _output(verbs.add_parser("output", help="read an output of a job"))
+    return parser
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("flow", metavar="FLOW.py[:name]", help="the file that builds the flow, and the flow's variable")
+    parser.add_argument("--dir", required=True, help="job directory; made if it does not exist")
+    parser.add_argument("--workers", type=int, help="partitions of every stage (default: what the job had, or one per core)")
+    parser.add_argument("--hosts", type=int, help="embedded: logical hosts with state directories of their own (default: 1)")
+    parser.add_argument("--master", default="local[*]", help="Spark master (default: embedded, local[*])")
+    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", type=_setting, help="a Spark setting; may be repeated")
+    parser.add_argument("--shards", type=int, help="fixed number of shards for a new job (default: about 16 per worker)")
+    parser.add_argument("--state-dir", help="where hosts keep shards (default: in the job directory)")
+    parser.add_argument("--step-ms", type=float, default=200.0, help="how long a step should last (default: 200)")
+    parser.add_argument("--max-step-rows", type=int, default=20_000_000, help="most rows of a step")
+    parser.add_argument("--max-step-mb", type=int, default=512, help="most megabytes of input of a step (default: 512)")
+    parser.add_argument("--until-idle", action="store_true", help="stop when all input there is has been read")
+    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--ui", action="store_true", help="keep Spark's web page reachable")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line for each event")
+    parser.set_defaults(command=commands.run)
+
+
+def _status(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", help="job directory")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=commands.status)
+
+
+def _stop(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", help="job directory")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait (default: 300)")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=commands.stop)
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("flow", metavar="FLOW.py[:name]")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=commands.plan)
+
+
+def _output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", help="job directory")
+    parser.add_argument("name", nargs="?", help="the output; left out, the outputs are listed")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--table", action="store_true", help="all changes added up (the default)")
+    form.add_argument("--changes", action="store_true", help="the changes, with their step and weight")
+    parser.add_argument("--limit", type=int, help="most rows to print (default: 50; with --json, all)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line for each row")
+    parser.set_defaults(command=commands.output)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+__all__ = ["ConfigError", "main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

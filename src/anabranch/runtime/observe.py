@@ -1,0 +1,59 @@
+"""What a run tells those who watch it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from anabranch.errors import AnabranchError
+from anabranch.log.steplog import Progress
+from anabranch.model.ids import Step
+from anabranch.model.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One step, after it became visible."""
+
+    step: Step
+    rows: int
+    output_rows: int
+    dead_letters: int
+    seconds: float
+    """From planning to visible."""
+    backlog_rows: int
+    backlog_bytes: int
+    workers: int
+
+
+class Listener(Protocol):
+    """Called from the step loop; must return at once."""
+
+    def started(self, layout: Layout, progress: Progress) -> None: ...
+
+    def step(self, done: StepDone, progress: Progress) -> None: ...
+
+    def idle(self, progress: Progress) -> None: ...
+
+    def fault(self, step: Step, attempt: int, error: AnabranchError) -> None: ...
+
+    def stopping(self, waiting_for: str) -> None: ...
+
+
+class Silent:
+    """Watches without a word."""
+
+    def started(self, layout: Layout, progress: Progress) -> None:
+        pass
+
+    def step(self, done: StepDone, progress: Progress) -> None:
+        pass
+
+    def idle(self, progress: Progress) -> None:
+        pass
+
+    def fault(self, step: Step, attempt: int, error: AnabranchError) -> None:
+        pass
+
+    def stopping(self, waiting_for: str) -> None:
+        pass

@@ -1,0 +1,54 @@
+"""Read the outputs of a job: only committed steps, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from anabranch.connect.sink import Staged
+from anabranch.connect.sinks import sink_like
+from anabranch.errors import JobDirError
+from anabranch.flow.plan import DEAD_LETTER_SCHEMA, DEAD_LETTERS
+from anabranch.log.steplog import StepLog
+from anabranch.model.batch import STEP, WEIGHT, consolidate
+from anabranch.model.ids import Step
+from anabranch.runtime.jobdir import JobDir
+
+
+def output_names(jobdir: JobDir) -> list[str]:
+    """The outputs of the job's flow, and the one for dead letters."""
+    names = [operator["id"] for operator in jobdir.job()["operators"] if operator["kind"] == "output"]
+    return [*names, DEAD_LETTERS]
+
+
+def changes(jobdir: JobDir, name: str, first: Step = Step(0)) -> pl.DataFrame:
+    """All changes of an output from step `first` on: its columns, `__weight` and `__step`, in the order of steps."""
+    if name not in output_names(jobdir):
+        raise JobDirError(f"{jobdir.path} has no output {name!r}; it has {', '.join(output_names(jobdir))}")
+    described = _described(jobdir, name)
+    sink = sink_like(described["sink"])
+    frame = sink.read(jobdir.outputs / name, list(_files(jobdir, name, first)))
+    if not frame.width:
+        return pl.DataFrame(schema={**{column: pl.Null for column in described["schema"]}, WEIGHT: pl.Int64, STEP: pl.Int64})
+    return frame
+
+
+def table(jobdir: JobDir, name: str) -> pl.DataFrame:
+    """The output as a table: all changes added up, rows of weight zero gone, sorted."""
+    frame = consolidate(changes(jobdir, name))
+    columns = [column for column, dtype in frame.schema.items() if not dtype.is_nested()]
+    return frame.sort(columns, nulls_last=True)
+
+
+def _described(jobdir: JobDir, name: str) -> dict[str, dict[str, object]]:
+    if name == DEAD_LETTERS:
+        return {"sink": {"kind": "parquet", "path": None}, "schema": dict.fromkeys(DEAD_LETTER_SCHEMA)}
+    found: dict[str, dict[str, object]] = next(o for o in jobdir.job()["operators"] if o["id"] == name)
+    return found
+
+
+def _files(jobdir: JobDir, name: str, first: Step) -> Iterator[Staged]:
+    for commit in StepLog(jobdir.log).commits(first):
+        for file in commit["outputs"].get(name, {}).get("files", ()):
+            yield Staged.from_json(file)
