@@ -248,11 +248,12 @@ class JsonDecoder:
                 continue
             rows = column.is_null().arg_true()
             texts = lines.strings().gather(rows)
-            # A name that is written out and followed by a colon is there; the rest, absent or spelled
-            # with escapes, are few or bad, and are looked at one by one.
-            suspects = rows.filter(
-                ~texts.str.contains(re.escape(json.dumps(name, ensure_ascii=False)) + r"\s*:")
-            )
+            # In a flat object a name that is written out before a colon is there.  The rest are absent,
+            # spelled with escapes, or hidden in nested objects; they are few or bad, and are looked at
+            # one by one.
+            written = texts.str.contains(re.escape(json.dumps(name, ensure_ascii=False)) + r"\s*:")
+            nested = texts.str.count_matches("{", literal=True) > 1
+            suspects = rows.filter(~written | nested)
             for row in suspects:
                 if name not in json.loads(lines.line(row)):
                     reasons.setdefault(
