@@ -178,3 +178,26 @@ def test_a_file_that_is_no_lmdb_is_told_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "s" / "data.mdb").write_bytes(b"not lmdb" * 4096)
     with pytest.raises(EngineError, match=str(tmp_path / "s")):
         ShardStore.open(tmp_path / "s")
+
+
+class _Panicking:
+    closed = False
+
+    def info(self) -> dict[str, int]:
+        return {"last_pgno": 0, "map_size": 1}
+
+    def begin(self, *, write: bool) -> None:
+        raise lmdb.PanicError("mdb_txn_begin")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_handle_that_lmdb_gave_up_is_opened_anew(tmp_path: Path) -> None:
+    store = ShardStore.create(tmp_path / "s", identity())
+    real, store.env = store.env, _Panicking()
+    with pytest.raises(EngineError, match="mdb_txn_begin"):
+        store.begin(write=True)
+    assert store.env.closed
+    real.close()
+    assert ShardStore.open(tmp_path / "s") is not store

@@ -203,8 +203,14 @@ def test_misuse_is_told(tmp_path: Path) -> None:
     with state_at(owned, 0) as state:
         with pytest.raises(EngineError, match="region 'elsewhere'"):
             state.scoped("op", RegionId("elsewhere"))
+        view = state.scoped("op", R)
+        one = np.array([1], dtype=np.uint64)
+        with pytest.raises(EngineError, match="1 keys put with 1 values and 0 old values"):
+            view.put("t", one, [b"a"], [b"v"], [])
+        with pytest.raises(EngineError, match="1 hashes for 2 keys"):
+            view.get("t", one, [b"a", b"b"])
         with pytest.raises(EngineError, match="not sorted"):
-            state.scoped("op", R).get("t", np.array([2, 1], dtype=np.uint64), [b"a", b"b"])
+            view.get("t", np.array([2, 1], dtype=np.uint64), [b"a", b"b"])
 
 
 def test_expected_markers_are_checked_in_every_shard(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from operator import add
 
 import numpy as np
 
-from anabranch.errors import CorruptError
+from anabranch.errors import CorruptError, EngineError
 from anabranch.model.batch import U64
 
 MAX_DISK_KEY = 511
@@ -36,6 +36,8 @@ _LENGTH = struct.Struct(">I")
 
 def addresses_of(hashes: U64, keys: Sequence[bytes]) -> list[bytes]:
     """The address of each key; about 0.1 µs each."""
+    if len(hashes) != len(keys):
+        raise EngineError(f"keyed state was asked with {len(hashes)} hashes for {len(keys)} keys")
     heads = np.zeros((len(hashes), HEAD), dtype=np.uint8)
     heads[:, :8] = hashes.astype(">u8").view(np.uint8).reshape(-1, 8)
     return list(map(add, heads.view("V9").ravel().tolist(), keys))
@@ -90,14 +92,3 @@ def unpack_long(stored: bytes) -> tuple[bytes, bytes]:
 def split(address: bytes) -> tuple[int, bytes]:
     """(hash, key) of an address."""
     return int.from_bytes(address[:8], "big"), address[HEAD:]
-
-
-def entry(disk: bytes, stored: bytes) -> tuple[bytes, bytes]:
-    """(address, value) of one entry as LMDB holds it; raises CorruptError.
-
-    The way back from disk: what checkpoints and migrations read.
-    """
-    if disk[8:9] == b"\x00":
-        return disk, stored
-    key, value = unpack_long(stored)
-    return disk[:8] + b"\x00" + key, value

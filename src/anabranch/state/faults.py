@@ -39,24 +39,34 @@ def with_growth(action: Callable[[], T]) -> T:
     raise EngineError(f"a map was full {_MAX_RERUNS} times over: {last}") from last
 
 
+def translate(error: lmdb.Error, path: Path) -> AnabranchError:
+    """Our error for LMDB's; the caller has aborted the transaction."""
+    code = getattr(error, "code", 0)
+    if code in _FULL or (code == errno.EIO and _room(path) < _LOW_WATER):
+        return _full(path)
+    if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError):
+        return CorruptError(f"shard {path}: its LMDB file is damaged ({error}); recover from a checkpoint")
+    return EngineError(f"shard {path}: {error}")
+
+
+def translate_os(error: OSError, path: Path) -> AnabranchError:
+    """Our error for one of the operating system's on a file beside the data."""
+    return _full(path) if error.errno in _FULL else EngineError(f"shard {path}: {error}")
+
+
+def _full(path: Path) -> StorageFullError:
+    return StorageFullError(
+        f"shard {path}: the disk is full ({_room(path):,} bytes free) and the transaction was rolled back; "
+        "free some space or move the job, then run it again"
+    )
+
+
 def _room(path: Path) -> int:
     """Bytes that the shard's file may still grow by."""
     stat = os.statvfs(path)
     free = stat.f_bavail * stat.f_frsize
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit != resource.RLIM_INFINITY:
-        free = min(free, max(0, limit - os.stat(path / "data.mdb").st_size))
+    data = path / "data.mdb"
+    if limit != resource.RLIM_INFINITY and data.exists():
+        free = min(free, max(0, limit - data.stat().st_size))
     return free
-
-
-def translate(error: lmdb.Error, path: Path) -> AnabranchError:
-    """Our error for LMDB's; the caller has aborted the transaction."""
-    code = getattr(error, "code", 0)
-    if code in _FULL or (code == errno.EIO and _room(path) < _LOW_WATER):
-        return StorageFullError(
-            f"shard {path}: the disk is full ({_room(path):,} bytes free); the step was rolled back. "
-            "Free some space or move the job, then run it again"
-        )
-    if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError):
-        return CorruptError(f"shard {path}: its LMDB file is damaged ({error}); recover from a checkpoint")
-    return EngineError(f"shard {path}: {error}")

@@ -28,7 +28,7 @@ from anabranch.errors import EngineError, ShardMismatch
 from anabranch.model.ids import ShardId
 from anabranch.state.boot import current_boot_id
 from anabranch.state.environments import OpenEnvironments
-from anabranch.state.faults import MapFull, translate
+from anabranch.state.faults import MapFull, translate, translate_os
 from anabranch.state.identity import ShardIdentity
 
 MAP_SIZE = 64 << 20
@@ -147,6 +147,10 @@ class ShardStore:
                 return self.env.begin(write=write)
             except lmdb.MapResizedError:
                 self.env.set_mapsize(0)
+            except lmdb.PanicError as error:
+                # A failed write of LMDB's own root: this handle is dead, the file is as before it.
+                self.close()
+                raise translate(error, self.path) from error
             except lmdb.Error as error:
                 raise translate(error, self.path) from error
         raise EngineError(f"shard {self.path}: other processes keep changing the size of its map")
@@ -209,16 +213,19 @@ class ShardStore:
 
     def _write_stamp(self, boot_id: str, synced: int | None) -> None:
         temporary = self.path / f"stamp.{os.getpid()}.{threading.get_ident()}"
-        with temporary.open("w") as file:
-            json.dump({"boot": boot_id, "synced": synced}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / "stamp.json")
-        directory = os.open(self.path, os.O_RDONLY)
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            with temporary.open("w") as file:
+                json.dump({"boot": boot_id, "synced": synced}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path / "stamp.json")
+            directory = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise translate_os(error, self.path) from error
 
     def close(self) -> None:
         """Close the environment and forget it; the next `open` opens it anew."""
