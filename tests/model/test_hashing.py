@@ -153,7 +153,7 @@ def test_vectorised_equals_scalar(rows: list[tuple[object, ...]], skip: int) -> 
             "b": pl.Series(columns[2], dtype=pl.Binary),
             "o": pl.Series(columns[3], dtype=pl.Boolean),
             "d": pl.Series(
-                [None if v is None else Decimal(v).scaleb(-3) for v in columns[4]],
+                [None if v is None else Decimal(f"{v}e-3") for v in columns[4]],
                 dtype=pl.Decimal(38, 3),
             ),
         }

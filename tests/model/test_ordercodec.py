@@ -33,7 +33,7 @@ TYPES: list[tuple[pl.DataType, st.SearchStrategy[Any]]] = [
         st.datetimes(dt.datetime(1900, 1, 1)).map(lambda d: d.replace(microsecond=0, tzinfo=dt.UTC)),
     ),
     (pl.Duration("us"), st.timedeltas(dt.timedelta(-1000), dt.timedelta(1000))),
-    (pl.Decimal(38, 2), st.integers(-(10**36), 10**36).map(lambda n: Decimal(n).scaleb(-2))),
+    (pl.Decimal(38, 2), st.integers(-(10**36), 10**36).map(lambda n: Decimal(f"{n}e-2"))),
 ]
 
 

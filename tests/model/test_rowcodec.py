@@ -39,7 +39,7 @@ FIXED: list[tuple[pl.DataType, st.SearchStrategy[Any]]] = [
         ),
     ),
     (pl.Duration("us"), st.timedeltas(dt.timedelta(-1000), dt.timedelta(1000))),
-    (pl.Decimal(38, 4), st.integers(-(10**34), 10**34).map(lambda n: Decimal(n).scaleb(-4))),
+    (pl.Decimal(38, 4), st.integers(-(10**34), 10**34).map(lambda n: Decimal(f"{n}e-4"))),
     (pl.Decimal(9, 0), st.integers(-(10**8), 10**8).map(Decimal)),
 ]
 VARIABLE: list[tuple[pl.DataType, st.SearchStrategy[Any]]] = [

@@ -19,11 +19,9 @@ Must not know: columns, types, frames.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from anabranch.model.batch import U64
-
-I64 = npt.NDArray[np.int64]
+from anabranch.model.buffers import I64, Bytes
 
 GOLDEN = 0x9E3779B97F4A7C15
 BYTES = 0xD6E8FEB86659FD93
@@ -58,7 +56,7 @@ def mix(words: U64) -> U64:
     return words
 
 
-def hash_spans(data: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
+def hash_spans(data: Bytes, starts: I64, lengths: I64) -> U64:
     """H of each `data[starts[i] : starts[i] + lengths[i]]`.
 
     Every span must lie inside `data`.  Copies `data` once, so that the last word can be read whole.
@@ -73,7 +71,7 @@ def hash_spans(data: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
     return hashes
 
 
-def _hash_short(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
+def _hash_short(padded: Bytes, starts: I64, lengths: I64) -> U64:
     # An 8-byte window at every byte: an unaligned gather costs 6 ns a row, two aligned ones and shifts 16 ns.
     windows: U64 = np.ndarray(shape=(len(padded) - 7,), dtype="<u8", buffer=padded, strides=(1,))
     hashes = lengths.astype(np.uint64)
@@ -98,7 +96,7 @@ def _hash_short(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64
     return hashes
 
 
-def _hash_long(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
+def _hash_long(padded: Bytes, starts: I64, lengths: I64) -> U64:
     counts = -(-lengths // BLOCK)
     firsts = np.cumsum(counts) - counts
     at = (np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(firsts, counts)) * BLOCK

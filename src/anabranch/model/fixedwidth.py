@@ -5,10 +5,14 @@ Must not know: how rows or keys are laid out.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+
+from anabranch.model.buffers import to_arrow
 
 Bools = npt.NDArray[np.bool_]
 
@@ -42,13 +46,14 @@ def to_fixed(series: pl.Series) -> npt.NDArray[np.generic]:
     """The values of a fixed-width column in its `fixed_format`; zero bytes where null."""
     form = _FORMATS[series.dtype.base_type()]
     if isinstance(series.dtype, pl.Decimal):
-        array = series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+        array = to_arrow(series)
         values = np.frombuffer(array.buffers()[1], form, count=len(array), offset=16 * array.offset)
         if series.null_count():
             values = values.copy()
             values[series.is_null().to_numpy()] = np.void(bytes(16))
         return values
-    physical = series.to_physical()
+    # Every call of an expression costs tens of microseconds, which small steps feel.
+    physical = series.to_physical() if series.dtype.is_temporal() else series
     if isinstance(series.dtype, pl.Boolean):
         physical = physical.cast(pl.UInt8)
     if physical.null_count():
@@ -71,13 +76,7 @@ def from_fixed(
     return pl.Series(name, array, dtype=dtype)
 
 
-def joined_bytes(binary: pl.Series) -> pa.Buffer | bytes:
-    """The bytes of all values of a binary column without nulls, one after the other."""
-    array = binary.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
-    buffer = array.buffers()[2]
-    return b"" if buffer is None else buffer
-
-
+@lru_cache(maxsize=256)
 def arrow_type(dtype: pl.DataType) -> pa.DataType:
     """The Arrow type of a Polars type."""
-    return pl.Series([], dtype=dtype).to_arrow(compat_level=pl.CompatLevel.oldest()).type
+    return to_arrow(pl.Series([], dtype=dtype)).type

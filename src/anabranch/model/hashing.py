@@ -25,11 +25,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from anabranch.model.batch import U64, WEIGHT, visible
-from anabranch.model.bytehash import GOLDEN, I64, hash_spans, mix
+from anabranch.model.buffers import I64, binary_spans, list_offsets, to_arrow
+from anabranch.model.bytehash import GOLDEN, hash_spans, mix
 
 FOLD = 0xC2B2AE3D27D4EB4F
 NULL = 0x6A09E667F3BCC909
@@ -150,12 +150,13 @@ def _hash_words(words: U64) -> U64:
 
 
 def _int64_words(series: pl.Series) -> U64:
-    physical = series.to_physical()
-    if physical.null_count():
-        physical = physical.fill_null(False if physical.dtype == pl.Boolean else 0)
-    if physical.dtype not in (pl.Int64, pl.UInt64):
-        physical = physical.cast(pl.Int64)
-    return physical.to_numpy().view(np.uint64)
+    # Every call of an expression costs tens of microseconds, which small steps feel.
+    if not isinstance(series.dtype, _INTEGERS):
+        series = series.to_physical()
+    if series.null_count():
+        series = series.fill_null(False if isinstance(series.dtype, pl.Boolean) else 0)
+    words = series.to_numpy()
+    return words.astype(np.int64, copy=False).view(np.uint64) if words.dtype != np.uint64 else words
 
 
 def _float_words(series: pl.Series) -> U64:
@@ -166,30 +167,20 @@ def _float_words(series: pl.Series) -> U64:
 
 
 def _hash_binary(series: pl.Series) -> U64:
-    array = series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
-    _, offsets_buffer, data_buffer = array.buffers()
-    offsets = _offsets(offsets_buffer, array.offset, len(array))
-    data = np.frombuffer(data_buffer, dtype=np.uint8) if data_buffer else np.zeros(0, np.uint8)
-    first, last = int(offsets[0]), int(offsets[-1])
-    return hash_spans(data[first:last], offsets[:-1] - first, np.diff(offsets))
+    offsets, data = binary_spans(to_arrow(series))
+    return hash_spans(data, offsets[:-1], np.diff(offsets))
 
 
 def _hash_decimal(series: pl.Series) -> U64:
-    array = series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+    array = to_arrow(series)
     buffer = array.buffers()[1]
     halves = np.frombuffer(buffer, dtype="<u8", count=2 * len(array), offset=16 * array.offset).reshape(-1, 2)
     return _fold([_hash_words(halves[:, 1]), _hash_words(halves[:, 0])], len(array))
 
 
 def _hash_list(series: pl.Series) -> U64:
-    array = series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
-    offsets = _offsets(array.buffers()[1], array.offset, len(array))
+    array = to_arrow(series)
+    offsets = list_offsets(array)
     items = _hash_series(pl.Series("item", array.values))
     data = items.astype("<u8", copy=False).view(np.uint8)
     return _hash_words(hash_spans(data, offsets[:-1] * 8, np.diff(offsets) * 8))
-
-
-def _offsets(buffer: object, offset: int, length: int) -> npt.NDArray[np.int64]:
-    if length == 0:
-        return np.zeros(1, dtype=np.int64)
-    return np.frombuffer(buffer, dtype=np.int64, count=length + 1, offset=8 * offset)  # type: ignore[call-overload,no-any-return]

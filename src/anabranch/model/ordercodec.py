@@ -19,7 +19,8 @@ import numpy.typing as npt
 import polars as pl
 
 from anabranch.errors import CorruptError
-from anabranch.model.fixedwidth import fixed_format, from_fixed, joined_bytes, to_fixed
+from anabranch.model.buffers import binary_spans, to_arrow
+from anabranch.model.fixedwidth import fixed_format, from_fixed, to_fixed
 
 Words = npt.NDArray[np.unsignedinteger]
 
@@ -64,9 +65,9 @@ def order_decode(values: Sequence[bytes], dtype: pl.DataType) -> pl.Series:
         except pl.exceptions.PolarsError as error:
             raise CorruptError(f"an ordered value is not text: {error}") from error
     plain = np.dtype(form)
-    if not (raw.bin.size() == plain.itemsize).all():
+    offsets, data = binary_spans(to_arrow(raw))
+    if (np.diff(offsets) != plain.itemsize).any():
         raise CorruptError(f"an ordered value of type {dtype} must have {plain.itemsize} bytes")
-    data = joined_bytes(raw)
     if isinstance(dtype, pl.Decimal):
         halves = np.frombuffer(data, ">u8").reshape(-1, 2)[:, ::-1].astype("<u8")
         halves[:, 1] ^= np.uint64(1 << 63)
