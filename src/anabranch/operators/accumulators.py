@@ -47,7 +47,7 @@ class Rows:
         """No sum of |weight| in this batch is larger."""
         if self.weights is None:
             return len(self.groups.index)
-        return len(self.weights) * max(abs(int(self.weights.max())), abs(int(self.weights.min())))
+        return len(self.weights) * max(int(self.weights.max(initial=0)), -int(self.weights.min(initial=0)))
 
     def scatter(self, index: I64, values: I64) -> I64:
         """Add `values` up by group."""
@@ -81,6 +81,8 @@ class Accumulator(ABC):
 
     dtype: np.dtype[Any]
     tailed: bool = False
+    tables: tuple[str, ...] = ()
+    """Tables that it keeps beside its share of the record."""
 
     @abstractmethod
     def partial(self, rows: Rows) -> dict[str, pl.Series]:
@@ -236,6 +238,8 @@ class DecimalSum(_LimbSum):
         self.scale = scale
 
     def _pack(self, column: pl.Series, index: I64, count: int, weights: I64 | None) -> Packed:
+        if column.is_empty():
+            return Packed.zeros(count)
         array = column.cast(pl.Decimal(38, self.scale)).to_arrow()
         halves = np.frombuffer(array.buffers()[1], dtype=np.uint64)
         halves = halves[2 * array.offset : 2 * (array.offset + len(array))].reshape(-1, 2)
@@ -243,11 +247,10 @@ class DecimalSum(_LimbSum):
         return sum_wide(index, count, np.ascontiguousarray(halves[:, 0]), high, weights)
 
     def _check(self, sums: Packed, touched: Touched) -> None:
-        # Past 2¹²⁶ = 8.5·10³⁷ a look at the digits decides; few sums ever come here.
-        if not (sums.lengths > 4).any():
-            return
         words, fits = to_words(sums, 4)
-        for place in np.flatnonzero((sums.lengths > 4) | ~fits).tolist():
+        # 10³⁸ is 1,262,177,448.3 · 2⁹⁶: only sums near it or beyond need a look at all digits.
+        near = np.abs(words[:, 3].astype(np.int32).astype(np.int64)) >= 10**38 >> 96
+        for place in np.flatnonzero(near | ~fits).tolist():
             value = int.from_bytes(words[place].tobytes(), "little", signed=True)
             if not fits[place] or abs(value) >= 10**38:
                 raise RecordError(

@@ -252,7 +252,7 @@ def _pack(limbs: I64, low: int, special: I64 | None) -> Packed:
     last = np.where(above.any(axis=0), width - above[::-1].argmax(axis=0), 0)
     last = np.maximum(last, first + 1)
     top = np.take_along_axis(words, last[None, :] - 1, axis=0)[0]
-    last += (top >> (_LIMB - 1)) != (fill & 1)
+    last += np.not_equal(top >> (_LIMB - 1), fill & 1)
     columns = width + 1 if special is None else width + 7
     table = np.zeros((count, columns), dtype=np.uint32)
     table[:, 0] = np.where(some, first + low, 0)

@@ -98,7 +98,7 @@ def segment(frame: pl.DataFrame, keys: Sequence[str]) -> Segments:
         differs = _differs(frame, keys)
         if (differs & ~begins).any():
             # Two keys share a hash: bring equal keys together, in an order that no sender decides.
-            frame = frame.sort(HASH, *keys)
+            frame = frame.sort(HASH, *keys, maintain_order=True)
             begins = begins | _differs(frame, keys)
     starts = np.flatnonzero(begins)
     chosen = frame if len(starts) == len(frame) else frame[starts]
