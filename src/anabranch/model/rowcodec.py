@@ -12,8 +12,9 @@ bits: −0.0 and 0.0 are different rows, and every NaN keeps its payload.  Strin
 categories and enums are strings; a struct is the row of its fields; a list or array is, for each item, a u32
 length and the row of the item alone.  No pickle: bytes from elsewhere cannot run code.
 
-Measured on one core, a million rows: two integers 11 M rows/s to bytes and 19 M back, a string of 9 bytes
-and an integer 8 M and 12 M.  Cells of lists cost a few Python calls each.
+Measured on one core, a million rows: two integers 12 M rows/s to bytes and 28 M back, a string of 9 bytes
+and an integer 8 M and 13 M; a batch of 1,000 rows takes 0.05 and 0.17 ms, with the string 0.23 and 0.46 ms.
+Cells of lists cost a few Python calls each.
 """
 
 from __future__ import annotations
