@@ -18,6 +18,9 @@ class Node:
     """An operator; an edge is a reference from a node to its inputs."""
 
     id: OperatorId
+    """Unique in the flow."""
+    name: str
+    """What the user called it: the id, but for outputs, which have names of their own."""
     role: Role
     kind: str
     """What the user called: "map", "count", …"""

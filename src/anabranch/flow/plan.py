@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def outputs(self) -> dict[str, Node]:
-        return {p.node.id: p.node for p in self.operators if p.node.role == "output"}
+        return {p.node.name: p.node for p in self.operators if p.node.role == "output"}
 
 
 def make_plan(flow: Flow) -> Plan:
@@ -203,6 +203,7 @@ def describe(node: Node) -> dict[str, Any]:
     """A node as JSON: what the fingerprint is made of, and what `anabranch plan --json` prints."""
     return {
         "id": node.id,
+        "name": node.name,
         "kind": node.kind,
         "inputs": [parent.id for parent in node.inputs],
         "schema": {column: str(dtype) for column, dtype in node.schema.items()},

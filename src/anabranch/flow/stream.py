@@ -87,7 +87,7 @@ class Flow:
 
     @property
     def outputs(self) -> dict[str, Node]:
-        return {node.id: node for node in self.nodes if node.role == "output"}
+        return {node.name: node for node in self.nodes if node.role == "output"}
 
     def _add(
         self,
@@ -105,6 +105,7 @@ class Flow:
         _check_on_error(operator, on_error)
         node = Node(
             id=operator,
+            name=name or operator,
             role=role,
             kind=kind,
             inputs=inputs,
@@ -117,12 +118,15 @@ class Flow:
         return node
 
     def _operator_id(self, kind: str, name: str | None) -> OperatorId:
-        taken = {node.id for node in self.nodes} | {DEAD_LETTERS}
+        taken = {node.id for node in self.nodes}
         if name is not None:
             _check_name(kind, name)
-            if name in taken:
-                raise FlowError(f"{kind} {name!r}: the flow {self.name!r} already has an operator of that name")
-            return OperatorId(name)
+            # An output may be called like the operator it shows.
+            operator = OperatorId(f"{name}.output" if kind == "output" else name)
+            if operator in taken or (kind == "output" and name == DEAD_LETTERS):
+                what = "output" if kind == "output" else "operator"
+                raise FlowError(f"{kind} {name!r}: the flow {self.name!r} already has an {what} of that name")
+            return operator
         while True:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             candidate = OperatorId(f"{kind}_{self._counts[kind]}")

@@ -34,7 +34,7 @@ from anabranch.flow.plan import DEAD_LETTERS, Plan
 from anabranch.log.steplog import SNAPSHOT_EVERY, Progress, StepLog
 from anabranch.model.ids import Attempt, Epoch, Step
 from anabranch.model.layout import Layout
-from anabranch.runtime.hosts import find_hosts, starting_layout
+from anabranch.runtime.hosts import find_hosts, starting_layout, wait_for_hosts
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.observe import Listener, StepDone
 from anabranch.runtime.planner import Backlog, Planner
@@ -240,8 +240,9 @@ class _Run:
                     raise EngineError(
                         f"step {self.progress.next_step} failed {attempt} times; the last time: {error}"
                     ) from error
-                self.runner.forget_handles()
                 time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
+                wait_for_hosts(self.context, self.co.settings, self.layout)
+                self.runner.forget_handles()
 
     def _spec(self, attempt: Attempt, slices: dict[str, list[Slice]]) -> StepSpec:
         settings = self.co.settings

@@ -57,6 +57,12 @@ def starting_layout(hosts: Sequence[HostId], settings: Settings, before: Layout 
     return _same_hosts(before, workers)
 
 
+def wait_for_hosts(context: SparkContext, settings: Settings, layout: Layout) -> None:
+    """After a fault: wait until every host of the layout has an executor again; Spark starts lost ones anew."""
+    if not settings.embedded:
+        _wait_for_executors(context, set(layout.workers))
+
+
 def _same_hosts(before: Layout, workers: int) -> Layout:
     hosts = sorted(set(before.workers))
     if workers < len(hosts):

@@ -18,7 +18,7 @@ from anabranch.runtime.jobdir import JobDir
 
 def output_names(jobdir: JobDir) -> list[str]:
     """The outputs of the job's flow, and the one for dead letters."""
-    names = [operator["id"] for operator in jobdir.job()["operators"] if operator["kind"] == "output"]
+    names = [operator["name"] for operator in jobdir.job()["operators"] if operator["kind"] == "output"]
     return [*names, DEAD_LETTERS]
 
 
@@ -44,7 +44,7 @@ def table(jobdir: JobDir, name: str) -> pl.DataFrame:
 def _described(jobdir: JobDir, name: str) -> dict[str, dict[str, object]]:
     if name == DEAD_LETTERS:
         return {"sink": {"kind": "parquet", "path": None}, "schema": dict.fromkeys(DEAD_LETTER_SCHEMA)}
-    found: dict[str, dict[str, object]] = next(o for o in jobdir.job()["operators"] if o["id"] == name)
+    found: dict[str, dict[str, object]] = next(o for o in jobdir.job()["operators"] if o["kind"] == "output" and o["name"] == name)
     return found
 
 

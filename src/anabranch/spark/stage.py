@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from anabranch.connect.sink import Sink
 from anabranch.connect.sinks import parquet
 from anabranch.connect.source import frame_schema
 from anabranch.errors import RecordError
@@ -206,7 +207,7 @@ class _StageRun:
         if frame.is_empty():
             return
         frame = frame.select(*planned.node.schema, WEIGHT).filter(pl.col(WEIGHT) != 0)
-        self._stage_output(planned.node.id, planned.node.sink, frame)
+        self._stage_output(planned.node.name, planned.node.sink, frame)
 
     def _stage_dead_letters(self) -> None:
         letters = self.dead
@@ -216,16 +217,16 @@ class _StageRun:
             schema={**DEAD_LETTER_SCHEMA, WEIGHT: pl.Int64()},
         )
         self.report.dead_letters = len(letters)
-        self._stage_output(OperatorId(DEAD_LETTERS), parquet(), frame)
+        self._stage_output(DEAD_LETTERS, parquet(), frame)
 
-    def _stage_output(self, name: OperatorId, sink: object, frame: pl.DataFrame) -> None:
+    def _stage_output(self, name: str, sink: Sink, frame: pl.DataFrame) -> None:
         if frame.is_empty():
             return
         spec = self.spec
         digest = zset_hash(frame)
         frame = frame.with_columns(pl.lit(spec.step, pl.Int64).alias(STEP))
         file = f"step-{spec.step:012d}-stage-{self.stage:02d}-worker-{self.worker:04d}-try-{spec.epoch}.{spec.attempt}"
-        staged = sink.stage(frame, Path(spec.outputs_root) / name, file)  # type: ignore[attr-defined]
+        staged = sink.stage(frame, Path(spec.outputs_root) / name, file)  
         self.report.outputs.setdefault(name, []).append({**staged.to_json(), "hash": digest})
 
     # The exchange.

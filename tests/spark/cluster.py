@@ -1,0 +1,88 @@
+"""A real Spark standalone cluster on loopback addresses: a master and one worker process per host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+
+HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+
+
+class Cluster:
+    """The running cluster: its master's address and each host's own state directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.port = _free_port()
+        self.master = f"spark://127.0.0.1:{self.port}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def state_dir(self, host: str) -> Path:
+        return self.root / "disks" / host
+
+    def start(self, hosts: tuple[str, ...]) -> None:
+        self._spawn(
+            "master", {}, "org.apache.spark.deploy.master.Master",
+            "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0",
+        )  # fmt: skip
+        _wait_for("127.0.0.1", self.port)
+        for host in hosts:
+            self.state_dir(host).mkdir(parents=True)
+            self._spawn(
+                host, {"ANABRANCH_STATE_DIR": str(self.state_dir(host)), "SPARK_LOCAL_IP": host},
+                "org.apache.spark.deploy.worker.Worker",
+                "--host", host, "--cores", "1", "--memory", "700m", "--webui-port", "0",
+                "--work-dir", str(self.root / "work" / host), self.master,
+            )  # fmt: skip
+
+    def _spawn(self, name: str, env: dict[str, str], *command: str) -> None:
+        environment = {**os.environ, **env, "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}
+        log = open(self.root / f"{name}.log", "wb")  # noqa: SIM115  closed with the process
+        self.processes.append(
+            subprocess.Popen(
+                [str(_CLASS), *command], env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        )
+
+    def stop(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextlib.contextmanager
+def standalone_cluster(root: Path, hosts: tuple[str, ...] = HOSTS) -> Iterator[Cluster]:
+    root.mkdir(parents=True, exist_ok=True)
+    cluster = Cluster(root)
+    try:
+        cluster.start(hosts)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_for(host: str, port: int, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"nothing listens at {host}:{port}")

@@ -1,0 +1,124 @@
+"""On a real standalone cluster of three hosts, each with a state directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from cluster import HOSTS, Cluster, standalone_cluster
+
+from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.outputs import table
+
+pytestmark = pytest.mark.cluster
+
+FLOW = '''
+import os
+import signal
+from pathlib import Path
+
+import anabranch as ab
+
+FLAG = os.environ.get("KILL_FLAG")
+
+
+def executor_of(process):
+    """The JVM above a Python task: the daemon's parent."""
+    for _ in range(2):
+        process = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return process
+
+
+def kill_once(row, flag=FLAG):
+    if flag is not None:
+        try:
+            os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return row
+        os.kill(executor_of(os.getpid()), signal.SIGKILL)
+    return row
+
+
+flow = ab.Flow("cluster")
+rows = flow.input("rows", ab.generator(rows=60_000, keys=500, seed=9))
+totals = rows.key_by("key").aggregate(n=ab.count(), total=ab.sum("value"))
+totals.map(kill_once).output("totals")
+totals.select("n").key_by("n").count().output("sizes")
+'''
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory):
+    with standalone_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+def run_flow(directory: Path, *arguments: str, env: dict[str, str] | None = None) -> list[dict[str, object]]:
+    flow = directory.parent / "clusterflow.py"
+    flow.write_text(FLOW)
+    command = [sys.executable, "-m", "anabranch.cli.main", "run", str(flow), "--dir", str(directory), "--until-idle", "--json"]
+    done = subprocess.run(
+        [*command, "--max-step-rows", "10000", *arguments],
+        env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def on_cluster(cluster: Cluster, directory: Path, *arguments: str, env: dict[str, str] | None = None):
+    return run_flow(
+        directory, "--master", cluster.master, "--workers", "6", "--conf", "spark.executor.memory=600m",
+        "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1", *arguments, env=env,
+    )  # fmt: skip
+
+
+def outputs(directory: Path) -> dict[str, list[tuple[object, ...]]]:
+    return {name: sorted(table(JobDir(directory), name).rows()) for name in ("totals", "sizes")}
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("embedded") / "job"
+    run_flow(directory, "--workers", "3", "--hosts", "3")
+    assert {path.name for path in (directory / "state").iterdir()} == {"host-0", "host-1", "host-2"}
+    return directory
+
+
+def test_every_task_runs_where_its_shards_are(cluster: Cluster, embedded: Path, tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    events.mkdir()
+    seen = on_cluster(
+        cluster, tmp_path / "job", "--conf", "spark.eventLog.enabled=true",
+        "--conf", f"spark.eventLog.dir=file://{events}", "--conf", "spark.eventLog.rolling.enabled=false",
+        "--conf", "spark.eventLog.compress=false",
+    )  # fmt: skip
+    assert not [event for event in seen if event["event"] == "fault"]
+    layout = JobDir(tmp_path / "job").layout()
+    assert layout is not None and set(layout.workers) == set(HOSTS)
+    tasks: dict[int, set[str]] = defaultdict(set)
+    steps = 0
+    for line in next(events.iterdir()).read_text().splitlines():
+        event = json.loads(line)
+        if event["Event"] == "SparkListenerTaskEnd":
+            tasks[event["Task Info"]["Index"]].add(event["Task Info"]["Host"])
+            steps += 1
+    assert steps > 6 * 3 * 5
+    assert {worker: {host} for worker, host in enumerate(layout.workers)} == tasks
+    job = JobDir(tmp_path / "job").job()["id"]
+    for host in HOSTS:
+        here = {path.name for path in (cluster.state_dir(host) / job / host).iterdir()}
+        mine = {f"shard-{s:05d}" for s, owner in enumerate(layout.shards) if layout.workers[owner] == host}
+        assert here == mine
+    assert outputs(tmp_path / "job") == outputs(embedded)
+
+
+def test_a_killed_executor(cluster: Cluster, embedded: Path, tmp_path: Path) -> None:
+    seen = on_cluster(cluster, tmp_path / "job", env={"KILL_FLAG": str(tmp_path / "killed")})
+    assert (tmp_path / "killed").exists()
+    assert [event for event in seen if event["event"] == "fault"]
+    assert outputs(tmp_path / "job") == outputs(embedded)
