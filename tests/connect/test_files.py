@@ -376,6 +376,18 @@ def test_schemas_are_inferred(tmp_path: Path) -> None:
     assert parquet.schema == {"id": pl.Int64()}
 
 
+@pytest.mark.parametrize("format_name", ["csv", "jsonl", "parquet"])
+def test_files_that_gave_the_schema_are_read_though_nothing_changed_since(
+    tmp_path: Path, format_name: str
+) -> None:
+    frame = pl.DataFrame({"id": [1]})
+    file = tmp_path / "a"
+    {"csv": frame.write_csv, "jsonl": frame.write_ndjson, "parquet": frame.write_parquet}[format_name](file)
+    os.utime(tmp_path, (0, 0))
+    source = ab.files(tmp_path, format=format_name)  # type: ignore[arg-type]
+    assert read(source, "a") == ([(1,)], [])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -105,6 +105,8 @@ def _check(columns: dict[str, pl.DataType], format_name: str, weight: str | None
 
 
 def _infer(listing: Listing, format_name: str, header: bool, delimiter: str) -> dict[str, pl.DataType]:
+    # A listing tells its one reader when it changed, and that reader is the source.
+    listing = Listing(listing.base, listing.pattern)
     listing.refresh()
     for name in listing.names:
         file = listing.base / name

@@ -29,14 +29,14 @@ from anabranch.model.ids import PartitionId
 from anabranch.model.types import check_name, to_schema
 
 PARTITION = PartitionId("0")
-_AHEAD = 200
+_AHEAD = 50
 """Batches that may be recorded beyond what was read."""
 
 
 def iterable(
     items: Iterable[Any] | Callable[..., Iterable[Any]],
     schema: object,
-    batch: int = 1000,
+    batch: int = 10_000,
     weight: str | None = None,
 ) -> IterableSource:
     """An input of Python objects: dicts, tuples in the schema's order, or single values for one column.

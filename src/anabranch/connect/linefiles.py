@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import polars as pl
 
@@ -39,8 +39,9 @@ _SAMPLE = 64 << 10
 _MARK = 512
 """Bytes under each checksum of a slice."""
 _WATCHED = 512
-"""Files looked at in every poll, about 1 µs each; beyond that, quiet files take turns."""
+"""Files looked at in every poll, a few µs each; beyond that, quiet files take turns."""
 _QUIET = 60.0
+"""Seconds without growth after which a file is quiet."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -49,7 +50,6 @@ class _Growth:
     """What is known of one file.  `end` ≤ `size`; they differ while the last line has no end."""
 
     size: int = 0
-    mtime: float = 0.0
     end: int = 0
 
 
@@ -62,12 +62,14 @@ class LineFiles(FileSource):
         super().__init__(listing, schema, weight, settle)
         self._read_schema = {**self.schema, weight: pl.Int64()} if weight else dict(self.schema)
         self._growth: dict[str, _Growth] = {}
+        self._growing: dict[str, float] = {}
+        """Files that grew or have an unfinished line, and when that was last seen."""
         self._turn = 0
         self._width = 0.0
         """Mean bytes of a line as last sampled; 0 before the first sample."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_growth": {}}
+        return {**super().__getstate__(), "_growth": {}, "_growing": {}}
 
     _preamble = False
     """Whether a file's first line is no record."""
@@ -75,17 +77,22 @@ class LineFiles(FileSource):
     # The driver's half.
 
     def discover(self, positions: Mapping[PartitionId, int]) -> list[Available]:
+        # Calling a NewType for each of thousands of names would cost as much as the rest of an idle poll.
+        at = cast(Mapping[str, int], positions)
+        fresh: list[str] = []
         if self._listing.refresh():
             known = self._growth
+            fresh = [name for name in self._listing.names if name not in known]
             self._growth = {name: known.pop(name, _Growth()) for name in self._listing.names}
             for name, growth in known.items():
-                self._vanished(name, growth, positions)
+                self._growing.pop(name, None)
+                self._vanished(name, growth, at)
         now = time.time()
-        for name in self._due(now):
-            self._look(name, now, positions)
+        for name in self._due(fresh, now):
+            self._look(name, now, at)
         found = []
         for name, growth in self._growth.items():
-            start = positions.get(PartitionId(name), 0)
+            start = at.get(name, 0)
             if start < growth.end:
                 size = growth.end - start
                 rows = max(1, round(size / self._line_width(name)))
@@ -100,36 +107,40 @@ class LineFiles(FileSource):
     def pending(self) -> bool:
         return any(growth.end < growth.size for growth in self._growth.values())
 
-    def _due(self, now: float) -> list[str]:
+    def _due(self, fresh: list[str], now: float) -> list[str]:
+        """The files to look at: all if they are few, else new and growing ones, and some that are quiet."""
         names = self._listing.names
         if len(names) <= _WATCHED:
             return names
-        growth = self._growth
-        hot = [n for n in names if now - growth[n].mtime < _QUIET or growth[n].end < growth[n].size]
-        start = self._turn
-        self._turn = (start + _WATCHED) % len(names)
-        return hot + [names[i % len(names)] for i in range(start, start + _WATCHED)]
+        self._growing = {name: since for name, since in self._growing.items() if now - since < _QUIET}
+        start = self._turn % len(names)
+        self._turn = start + _WATCHED
+        turn = names[start : self._turn] + names[: max(0, self._turn - len(names))]
+        return list(dict.fromkeys([*fresh, *self._growing, *turn]))
 
-    def _look(self, name: str, now: float, positions: Mapping[PartitionId, int]) -> None:
+    def _look(self, name: str, now: float, positions: Mapping[str, int]) -> None:
         growth = self._growth[name]
         try:
-            stat = os.stat(self.path_of(name))
+            stat = os.stat(f"{self._listing.base}/{name}")
         except FileNotFoundError:
             self._vanished(name, growth, positions)
-            growth.size = growth.end = positions.get(PartitionId(name), 0)
+            growth.size = growth.end = positions.get(name, 0)
             return
         if stat.st_size == growth.size and growth.end == growth.size:
-            growth.mtime = stat.st_mtime
             return
         if stat.st_size != growth.size:
             begin = min(growth.end, stat.st_size)
             growth.end = self._last_line_end(name, begin, stat.st_size)
-        growth.size, growth.mtime = stat.st_size, stat.st_mtime
-        if growth.end < growth.size and now - growth.mtime >= self._settle:
-            growth.end = growth.size
+            if growth.size:
+                self._growing[name] = now
+        growth.size = stat.st_size
+        if growth.end < growth.size:
+            self._growing[name] = now
+            if now - stat.st_mtime >= self._settle:
+                growth.end = growth.size
 
-    def _vanished(self, name: str, growth: _Growth, positions: Mapping[PartitionId, int]) -> None:
-        if positions.get(PartitionId(name), 0) < growth.end:
+    def _vanished(self, name: str, growth: _Growth, positions: Mapping[str, int]) -> None:
+        if positions.get(name, 0) < growth.end:
             raise InputChangedError(
                 f"input file {self.path_of(name)} vanished before it was read to its end; put it back"
             )

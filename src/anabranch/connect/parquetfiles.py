@@ -18,7 +18,7 @@ import os
 import time
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -38,6 +38,9 @@ from anabranch.model.types import to_dtype
 
 _WHOLE_GROUPS = 0.4
 """From this share of the touched row groups on, decoding them whole beats slicing inside them."""
+
+_SMALL_GROUP = 8 << 20
+"""Bytes up to which a decoded row group is kept for the next slice of it; four are kept in a process."""
 
 
 class Footer(NamedTuple):
@@ -83,6 +86,21 @@ def read_footer(path: Path) -> Footer:
         return _footer(str(path), stat.st_mtime_ns, stat.st_size)
     except pa.ArrowException as error:
         raise RecordError(f"input file {path}", f"not a readable Parquet file: {error}") from None
+
+
+@lru_cache(maxsize=4)
+def _small_group(path: str, checksum: int, index: int, columns: tuple[str, ...]) -> pl.DataFrame:
+    """A row group that small steps read bit by bit, decoded once.  `checksum` tells files of one name
+    apart."""
+    return _read_groups(path, read_footer(Path(path)), range(index, index + 1), columns)
+
+
+def _read_groups(path: str, footer: Footer, groups: range, columns: Sequence[str]) -> pl.DataFrame:
+    with pq.ParquetFile(path, metadata=footer.metadata, memory_map=True) as file:
+        table = file.read_row_groups(list(groups), columns=list(columns), use_threads=False)
+    frame = pl.from_arrow(table, rechunk=False)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
 
 
 class ParquetFiles(FileSource):
@@ -210,16 +228,13 @@ class ParquetFiles(FileSource):
         first = bisect_right(footer.bounds, start) - 1
         last = bisect_right(footer.bounds, end - 1) - 1
         low, high = footer.bounds[first], footer.bounds[last + 1]
-        if (end - start) < _WHOLE_GROUPS * (high - low):
-            scan = pl.scan_parquet(path, glob=False).select(self._columns)
-            return scan.slice(start, end - start).collect()
-        with pq.ParquetFile(path, metadata=footer.metadata, memory_map=True) as file:
-            table = file.read_row_groups(
-                list(range(first, last + 1)), columns=self._columns, use_threads=False
-            )
-        frame = pl.from_arrow(table.slice(start - low, end - start), rechunk=False)
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+        if end - start >= _WHOLE_GROUPS * (high - low):
+            frame = _read_groups(str(path), footer, range(first, last + 1), self._columns)
+            return frame.slice(start - low, end - start)
+        if first == last and footer.metadata.row_group(first).total_byte_size <= _SMALL_GROUP:
+            group = _small_group(str(path), footer.checksum, first, tuple(self._columns))
+            return group.slice(start - low, end - start)
+        return pl.scan_parquet(path, glob=False).select(self._columns).slice(start, end - start).collect()
 
     def _conform(self, frame: pl.DataFrame, path: Path) -> pl.DataFrame:
         wanted = dict(self.schema)
