@@ -10,16 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.operators import exactsum
-from anabranch.operators.exactsum import (
-    Packed,
-    merge,
-    sum_doubles,
-    sum_integers,
-    sum_wide,
-    to_doubles,
-    to_words,
-)
+from anabranch.operators import exactsum, limbs
+from anabranch.operators.exactsum import sum_doubles, sum_integers, sum_wide, to_doubles, to_words
+from anabranch.operators.limbs import Packed, merge
 
 FINITE = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
@@ -144,7 +137,7 @@ def test_blocks_give_the_words_of_one_pass(monkeypatch: pytest.MonkeyPatch) -> N
     weights = rng.integers(-4, 5, 2000)
     whole = sum_doubles(index, 50, values, weights)
     doubles = to_doubles(whole)
-    monkeypatch.setattr(exactsum, "_CELLS", 500)
+    monkeypatch.setattr(limbs, "CELLS", 500)
     monkeypatch.setattr(exactsum, "_CHUNK", 64)
     blocks = sum_doubles(index, 50, values, weights)
     assert blocks.to_bytes() == whole.to_bytes()

@@ -17,17 +17,10 @@ import polars as pl
 import pyarrow as pa
 
 from anabranch.errors import RecordError
-from anabranch.operators.exactsum import (
-    Packed,
-    merge,
-    sum_doubles,
-    sum_integers,
-    sum_wide,
-    to_doubles,
-    to_words,
-)
+from anabranch.operators.exactsum import sum_doubles, sum_integers, sum_wide, to_doubles, to_words
 from anabranch.operators.grouping import I64, Groups, Segments
 from anabranch.operators.kernel import KeyedState
+from anabranch.operators.limbs import Packed, merge
 
 _INT64_MAX = (1 << 63) - 1
 

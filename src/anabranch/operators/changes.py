@@ -60,7 +60,7 @@ def no_changes(output_schema: Schema, context: Context) -> pl.DataFrame:
 
 def _rows(segments: Segments, values: Columns, mask: Mask, weight: int, context: Context) -> pl.DataFrame:
     hashes = pl.Series(segments.hashes)
-    hidden = [pl.lit(weight, dtype=pl.Int64).alias(WEIGHT), hashes.alias(HASH)]
+    hidden: list[pl.Expr | pl.Series] = [pl.lit(weight, dtype=pl.Int64).alias(WEIGHT), hashes.alias(HASH)]
     if context.emit_order:
         # The old row of a key stands before the new one.
         minor = pl.Series(MINOR, 2 * _ranks(segments) + (weight > 0))
