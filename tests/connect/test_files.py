@@ -391,11 +391,19 @@ def test_files_that_gave_the_schema_are_read_though_nothing_changed_since(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"path": "nowhere"}, "does not exist; create it"),
+        ({"path": "nowhere"}, "does not exist; create the directory"),
         ({"format": "csv"}, r"no file to take the schema from.*schema="),
         ({"format": "xml"}, "format is one of text, csv, jsonl, parquet"),
         ({"format": "csv", "delimiter": "||", "schema": {"a": int}}, "one ASCII character"),
         ({"format": "csv", "schema": {"a": pl.List(pl.Int64)}}, "'a': type List.* cannot be read from csv"),
+        (
+            {"format": "jsonl", "schema": {"a": pl.Array(pl.Int64, 2)}},
+            "'a': type Array.* cannot be read from jsonl",
+        ),
+        (
+            {"format": "jsonl", "schema": {"a": pl.List(pl.Time)}},
+            "'a': type List.* cannot be read from jsonl",
+        ),
         ({"schema": {"a": int}}, "one String column"),
         ({"weight": "op"}, "cannot have a weight column"),
         ({"format": "csv", "schema": {"op": str, "a": int}, "weight": "op"}, "must be an integer"),

@@ -11,22 +11,34 @@ from __future__ import annotations
 import polars as pl
 
 from anabranch.errors import ConfigError
+from anabranch.model.types import to_dtype
 
+_JSON_INNER = (pl.Boolean, pl.String, pl.Date, pl.Datetime)
 _DATETIMES = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d")
 _ZONED = ("%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%d %H:%M:%S%.f%#z")
 
 
 def check_cell_type(name: str, dtype: pl.DataType, format_name: str) -> None:
-    """Refuse types that no text cell can hold.
+    """Refuse types that the format cannot hold.
 
     Raises:
-        ConfigError: a nested type or a duration.
+        ConfigError: a duration, or a nested type in CSV, or one in JSON with an inner type that JSON lacks.
     """
-    if dtype.is_nested() or isinstance(dtype, pl.Duration):
+    fits = _fits_json(dtype) if format_name == "jsonl" and dtype.is_nested() else not dtype.is_nested()
+    if not fits or isinstance(dtype, pl.Duration):
         raise ConfigError(
             f"column {name!r}: type {dtype} cannot be read from {format_name}; use Parquet, or read it as "
             "a string and convert it in the flow"
         )
+
+
+def _fits_json(dtype: pl.DataType) -> bool:
+    # Polars panics on fixed-size arrays of the wrong length, and never accepts the other types left out.
+    if isinstance(dtype, pl.List):
+        return _fits_json(to_dtype(dtype.inner))
+    if isinstance(dtype, pl.Struct):
+        return all(_fits_json(to_dtype(field.dtype)) for field in dtype.fields)
+    return dtype.is_integer() or dtype.is_float() or isinstance(dtype, _JSON_INNER)
 
 
 def parse_cells(cells: pl.Series, dtype: pl.DataType) -> pl.Series:

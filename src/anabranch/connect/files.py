@@ -96,7 +96,7 @@ def _check(columns: dict[str, pl.DataType], format_name: str, weight: str | None
         if list(columns.values()) != [pl.String()]:
             raise ConfigError("files: the schema of format 'text' is one String column")
     for name, dtype in columns.items():
-        if format_name == "csv" or (format_name == "jsonl" and not dtype.is_nested()):
+        if format_name in ("csv", "jsonl"):
             check_cell_type(name, dtype, format_name)
     if weight is not None:
         check_name(weight)

@@ -20,6 +20,9 @@ from anabranch.errors import ConfigError
 _TICK = 2.0
 """Seconds within which two changes of a directory may carry the same time."""
 
+_SLOW = 0.002
+"""Seconds; a listing that takes longer is repeated only now and then while no modification time moves."""
+
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -39,6 +42,8 @@ class Listing:
         self._seen: dict[str, int] = {}
         """Modification time of every directory as of just before it was last listed."""
         self._settled = False
+        """Whether every later change must show in a modification time."""
+        self._rest_until = 0.0
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], pattern: str) -> Listing:
@@ -58,8 +63,8 @@ class Listing:
             base = text
         if not os.path.isdir(base):
             raise ConfigError(
-                f"input directory {base} does not exist; create it (it may be empty if a schema is given) "
-                "or correct the path"
+                f"input path {base} does not exist; create the directory (it may be empty if a schema is "
+                "given) or correct the path"
             )
         return cls(Path(base), pattern)
 
@@ -69,13 +74,17 @@ class Listing:
         Raises:
             ConfigError: the directory is gone.
         """
-        if self._settled and not self._moved():
+        begun = time.monotonic()
+        if (self._settled or begun < self._rest_until) and not self._moved():
             return False
         before = time.time()
         self._seen = {}
         self.names = sorted(self._walk(""))
         newest = max(self._seen.values(), default=0)
         self._settled = newest / 1e9 < before - _TICK
+        ended = time.monotonic()
+        if ended - begun > _SLOW:
+            self._rest_until = ended + 20 * (ended - begun)
         return True
 
     def _moved(self) -> bool:
