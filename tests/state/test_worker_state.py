@@ -90,6 +90,20 @@ def test_get_scan_and_edge_against_a_dict(
         assert view.edge("t", hashes, keys, last=True) == [f[-1] if f else None for f in under]
 
 
+def test_short_and_long_keys_of_a_prefix_come_in_one_order(tmp_path: Path) -> None:
+    owned = make_shards(tmp_path, 1)
+    keys = [b"p", b"pa" + b"x" * 600, b"pb", b"pb" + b"x" * 600, b"pc", b"q"]
+    run_step(owned, 0, {(1, key): key[:2] for key in keys})
+    one = np.array([1], dtype=np.uint64)
+    with state_at(owned, 1) as state:
+        view = state.scoped("op", R)
+        assert [b"p" + suffix for suffix in view.scan("t", one, [b"p"]).suffixes] == keys[:-1]
+        assert view.edge("t", one, [b"pa"], last=False) == [(b"x" * 600, b"pa")]
+        assert view.edge("t", one, [b"pb"], last=False) == [(b"", b"pb")]
+        assert view.edge("t", one, [b"pb"], last=True) == [(b"x" * 600, b"pb")]
+        assert view.edge("t", one, [b"p"], last=True) == [(b"c", b"pc")]
+
+
 def test_nothing_asked_gives_nothing(tmp_path: Path) -> None:
     none = np.empty(0, dtype=np.uint64)
     with state_at(make_shards(tmp_path, 2), 0) as state:
@@ -126,7 +140,7 @@ def test_leaving_without_commit_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_an_attempt_undoes_an_earlier_one_also_where_it_writes_nothing(tmp_path: Path) -> None:
-    owned = make_shards(tmp_path, 3)
+    owned = make_shards(tmp_path, 4)
     run_step(owned, 0, {(1, b"k"): b"0", (TOP, b"k"): b"0"})
     run_step(owned, 1, {(TOP, b"k"): b"first", (TOP, b"l"): b"first", (TOP // 2, b"m"): b"first"})
     touched = run_step(owned, 1, {(1, b"k"): b"second"}, attempt=1)
