@@ -200,8 +200,8 @@ class ScopedState:
     """One operator's tables over all shards of the worker: the kernels' `KeyedState`.
 
     Measured on one core of a busy 2-core machine, 8 shards, integer keys, reading and writing with undo
-    record and commit: 0.6 to 1.0 M keys/s when a step touches all of 10⁵ keys, 0.3 M/s when it touches 10⁵ of 10⁶ at
-    random, 0.12 M/s when 1,000 of 10⁶ (each then has a page of its own to copy).
+    record and commit: 0.6 to 1.0 M keys/s when a step touches all of 10⁵ keys, 0.3 M/s when it touches 10⁵ of
+    10⁶ at random, 0.12 M/s when 1,000 of 10⁶ (each then has a page of its own to copy).
     """
 
     def __init__(self, worker: WorkerState, operator: OperatorId, region: RegionId) -> None:
