@@ -27,19 +27,20 @@ def write_input(root: Path, seed: int, orders: int = 400, files: int = 3) -> dic
     data: dict[str, list[dict[str, Any]]] = {"orders": [], "customers": [], "clicks": []}
     for number in range(files):
         rows: list[dict[str, Any]] = []
+        live: list[dict[str, Any]] = []
         for _ in range(orders // files):
-            if rows and rng.random() < 0.2:
-                undone = rng.choice(rows)
+            if live and rng.random() < 0.3:
+                undone = live.pop(rng.randrange(len(live)))
                 rows.append({**undone, "w": -undone["w"]})
-            else:
-                rows.append(
-                    {
-                        "customer": rng.choice([None, *range(20)]),
-                        "item": rng.choice(["pen", "ink", "", "ünïcode", "x" * 600]),
-                        "price": rng.choice([0.1, 0.2, 0.3, 1e16, -1e16, 1e-8, rng.random()]),
-                        "w": rng.choice([1, 1, 1, 2, 3]),
-                    }
-                )
+                continue
+            row = {
+                "customer": rng.choice([None, *range(20)]),
+                "item": rng.choice(["pen", "ink", "", "ünïcode", "x" * 600]),
+                "price": rng.choice([0.1, 0.2, 0.3, 1e16, -1e16, 1e-8, rng.random()]),
+                "w": rng.choice([1, 1, 1, 2, 3]),
+            }
+            rows.append(row)
+            live.append(row)
         _write(root / "orders" / f"{number}.jsonl", rows)
         data["orders"] += rows
         people = [
@@ -83,8 +84,10 @@ def build(root: Path) -> ab.Flow:
     right = orders.select(key=pl.col("item"), n=pl.lit(1, dtype=pl.Int64))
     left.union(right).key_by("key").sum("n", name="mixed").output("mixed")
 
-    def gaps(last: int | None, click: Any) -> tuple[int, list[int]]:
-        return click.at, [click.at - last] if last is not None and click.at // 1000 == last // 1000 else []
+    def gaps(seen: dict[str, int] | None, click: Any) -> tuple[dict[str, int], list[int]]:
+        file = str(click.at // 1000)
+        before = (seen or {}).get(file)
+        return {**(seen or {}), file: click.at}, [] if before is None else [click.at - before]
 
     clicks.key_by("user").stateful_map(gaps, schema={"gap": int}, name="gaps").output("gaps")
     clicks.filter(pl.col("user") > 5).map(lambda c: (c.user, str(c.at)), schema={"u": int, "t": str}).output("plain")
