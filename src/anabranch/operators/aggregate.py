@@ -8,6 +8,11 @@ when no value has a positive weight.  Sums are exact: integers in int64 (beyond 
 A group's record in table `groups` is its weight and one part for each column that is aggregated; `min` and
 `max` over rows that can be deleted also keep every value in a table of its own (`extremum.py`).  A record
 that is all zero is deleted.
+
+Measured on one core, 2 M rows over 100,000 integer keys, a count and an integer sum: `partial` 50 M rows/s
+for dense keys and 30 M for sparse ones, nearly all of it numbering the keys; 9 M for strings.  `process`,
+without the store: 3.5 M keys/s, spread evenly over decoding, encoding and building the changes; a float sum
+0.7 M, most of it cutting records of varying length into bytes.
 """
 
 from __future__ import annotations

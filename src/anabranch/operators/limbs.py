@@ -117,7 +117,7 @@ def pack(limbs: I64, low: int, special: I64 | None) -> Packed:
     used[:, 0] = some
     used[:, 1 : width + 1] = ((places >= first) & (places < last) & some).T
     if special is not None:
-        odd: npt.NDArray[np.bool_] = special.any(axis=0)
+        odd = np.logical_or.reduce(special != 0, axis=0)
         table[:, 0] |= np.where(odd, np.uint32(_SPECIAL), np.uint32(0))
         table[:, width + 1 :] = np.ascontiguousarray(special.T).view(np.uint32)
         used[:, 0] |= odd
