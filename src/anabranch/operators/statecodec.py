@@ -4,8 +4,8 @@ None, booleans, integers of any size, floats, strings, bytes, lists, tuples, dic
 durations and decimals come back as they were.  Anything else is refused, subclasses too (a `defaultdict`
 would come back as a plain dict, and the function would fail one step later).
 
-Measured: 90 ns to encode an integer and 60 ns to decode one, 0.3 µs for a dict of three; a tuple or a
-date takes 1 to 2 µs, since it goes through Python.
+Measured: 0.13 µs to encode an integer and 0.18 µs to decode it, 0.3 and 0.65 µs for a dict of three; a
+tuple or a timestamp takes 2 µs to encode, since it goes through Python.
 """
 
 from __future__ import annotations
