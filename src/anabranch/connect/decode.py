@@ -62,8 +62,8 @@ class CsvDecoder:
     """Lines of delimited cells; `header` names the cells, of which the schema's are picked.
 
     An empty cell is null, but in a String column it is the empty string.  Blank lines are skipped.  Without a
-    quote in the block, columns are spans of the bytes themselves (5 million cells/s); with one, C code of the
-    standard library parses the lines.
+    quote in the block, columns are spans of the bytes themselves (11 million cells/s); with one, C code
+    of the standard library parses the lines.
     """
 
     def __init__(

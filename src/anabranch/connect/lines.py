@@ -2,7 +2,7 @@
 
 A record of a text format is a line: it ends at LF, or at CRLF, or at the end of the slice.  Offsets of lines
 are found by one NumPy pass, and columns of strings are Arrow arrays over the very bytes that were read.
-34 MB in a million lines become a Polars column in 0.12 s on one core.
+34 MB in a million lines become a Polars column in 0.08 s on one core.
 
 Must not know: files, formats.
 """
