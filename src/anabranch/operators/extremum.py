@@ -239,7 +239,7 @@ def _extremum(kind: str, column: pl.Series, index: I64, count: int) -> pl.Series
         result = np.full(count, worst, dtype=values.dtype)
         with np.errstate(invalid="ignore"):
             pick.at(result, index, values)
-        return _nulled(pl.Series(result).cast(column.dtype), ~has)
+        return _nulled(pl.Series(result), ~has).cast(column.dtype)
     expression = pl.col("v").max() if kind == "max" else pl.col("v").min()
     found = pl.DataFrame({"g": index, "v": column}).group_by("g").agg(expression).sort("g")
     return _spread(found.get_column("v"), has)
