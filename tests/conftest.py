@@ -14,6 +14,7 @@ from anabranch.spark.session import spark_context
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkContext]:
     """An embedded Spark, started once."""
-    log_file: Path = tmp_path_factory.mktemp("spark") / "spark.log"
-    with spark_context("tests", "local[2]", {}, log_file) as context:
+    root: Path = tmp_path_factory.mktemp("spark")
+    conf = {"spark.local.dir": str(root / "local")}
+    with spark_context("tests", "local[2]", conf, root / "spark.log") as context:
         yield context

@@ -17,6 +17,7 @@ from anabranch.model.ids import WorkerId
 from anabranch.spark import failure
 from anabranch.spark.blob import decode
 from anabranch.spark.placement import make_handles, receiver_of
+from anabranch.spark.ship import ShippedPlan
 from anabranch.spark.spec import Report, StepSpec
 from anabranch.spark.stage import run_stage
 
@@ -30,7 +31,7 @@ class StepRunner:
         self.context = context
         self.plan = plan
         self.placed = placed
-        self._plan = context.broadcast(plan)
+        self._plan = ShippedPlan(context, plan)
         self._handles: RDD[tuple[int, bytes]] | None = None
         self._handles_for: tuple[Any, ...] = ()
         self._sweeper: threading.Thread | None = None
@@ -123,13 +124,13 @@ def _sweep(context: SparkContext, shuffles: list[RDD[Any]]) -> None:
 
 
 def _task(
-    plan: Any, spec: StepSpec, stage: int
+    shipped: ShippedPlan, spec: StepSpec, stage: int
 ) -> Callable[[int, Iterable[tuple[int, bytes]]], Iterator[tuple[int, bytes]]]:
     def run(index: int, pairs: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         # Handles are empty; everything is drained, or Spark would throw the Python process away.
         arrived = [blob for _, blob in pairs if blob]
         try:
-            yield from run_stage(plan.value, spec, stage, WorkerId(index), arrived)
+            yield from run_stage(shipped.plan(), spec, stage, WorkerId(index), arrived)
         except AnabranchError as error:
             raise failure.wrap(error) from error
 

@@ -1,0 +1,47 @@
+"""Get a plan, with the user's functions in it, to every Python process of Spark, once.
+
+Spark's broadcast gives each process the bytes once; they are unpickled when first asked for and kept.
+A plan is code that the user runs, sent by the driver that runs it: nothing here reads storage.
+"""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from typing import Any
+
+from pyspark import SparkContext, cloudpickle
+
+from anabranch.errors import FlowError
+from anabranch.flow.plan import Plan
+
+_KEPT = 4
+_plans: dict[str, Plan] = {}
+
+
+class ShippedPlan:
+    """A handle that tasks can carry."""
+
+    def __init__(self, context: SparkContext, plan: Plan) -> None:
+        self.id = uuid.uuid4().hex
+        try:
+            data = cloudpickle.dumps(plan)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise FlowError(
+                f"flow {plan.name!r} cannot be sent to workers: {error}; a function of it holds something that only "
+                "exists in this process, such as an open file, a lock or a connection"
+            ) from error
+        self._broadcast: Any = context.broadcast(data)
+
+    def plan(self) -> Plan:
+        """The plan, in a task."""
+        plan = _plans.get(self.id)
+        if plan is None:
+            while len(_plans) >= _KEPT:
+                del _plans[next(iter(_plans))]
+            plan = _plans[self.id] = pickle.loads(self._broadcast.value)
+        return plan
+
+    def release(self) -> None:
+        """Free the executors' copies (driver)."""
+        self._broadcast.unpersist()
