@@ -205,7 +205,7 @@ def peer(script: str, *args: object, timeout: float = 900) -> dict[str, Any]:
     command = [str(environment(name)), str(PEERS / f"{script}.py"), *(str(arg) for arg in args)]
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{script}-{os.getpid()}-{time.monotonic_ns()}.log"
-    # Spark would otherwise give its Python workers whatever `python3` is on the path, or our own settings.
+    # A peer must not run with our interpreter, our Spark or our module path.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_", "PYTHON"))}
     with (
         tempfile.TemporaryDirectory(prefix="bench-peer-") as work,
