@@ -1,0 +1,60 @@
+"""`anabranch.run` without Spark: the real coordinator, with stages called in this process.
+
+Job directory, step log, sinks and errors are the real ones; only the shuffle is a list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from anabranch.flow.plan import Plan
+from anabranch.model.ids import WorkerId
+from anabranch.runtime import coordinator
+from anabranch.spark.blob import decode
+from anabranch.spark.spec import Report, StepSpec
+from anabranch.spark.stage import run_stage
+
+
+class SparklessRunner:
+    """Takes the place of `spark.job.StepRunner`."""
+
+    def __init__(self, context: None, plan: Plan, placed: bool) -> None:
+        self.plan = plan
+
+    def run(self, spec: StepSpec) -> list[Report]:
+        waiting: list[list[bytes]] = [[] for _ in range(spec.workers)]
+        for stage in range(self.plan.depth + 1):
+            leaving: list[list[bytes]] = [[] for _ in range(spec.workers)]
+            for worker, arrived in enumerate(waiting):
+                for receiver, blob in run_stage(self.plan, spec, stage, WorkerId(worker), arrived):
+                    leaving[receiver].append(blob)
+            waiting = leaving
+        return [Report.from_wire(wire) for blobs in waiting for blob in blobs for wire in decode(blob).reports]
+
+    def on_workers(self, spec: StepSpec, ask: Callable[[StepSpec, WorkerId], Any]) -> list[Any]:
+        return [ask(spec, WorkerId(worker)) for worker in range(spec.workers)]
+
+    def forget_handles(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def without_spark() -> Iterator[None]:
+    """Inside, every run that is given no Spark context does without."""
+    real_runner, real_spark = coordinator.StepRunner, coordinator.Coordinator._spark
+
+    def runner(context: Any, plan: Plan, placed: bool) -> Any:
+        return SparklessRunner(None, plan, placed) if context is None else real_runner(context, plan, placed)
+
+    def spark(self: coordinator.Coordinator) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.context is None else real_spark(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coordinator, "StepRunner", runner)
+        patch.setattr(coordinator.Coordinator, "_spark", spark)
+        yield
