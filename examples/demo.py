@@ -34,7 +34,6 @@ class Watch:
     def __init__(self, halfway: bool) -> None:
         self.halfway = halfway
         self.last = 0.0
-        self.job: object = None
 
     def started(self, layout, progress):
         print(f"  {len(layout.workers)} workers, {len(layout.shards)} shards, at step {progress.next_step}")
@@ -46,7 +45,9 @@ class Watch:
             self.last = time.monotonic()
             bar = "█" * int(30 * progress.input_rows / ROWS)
             rate = human(done.rows / done.seconds)
-            print(f"  step {done.step:4d}  {bar:<30} {human(progress.input_rows):>5} rows  {rate:>5} rows/s  {done.seconds * 1000:4.0f} ms")
+            print(
+                f"  step {done.step:4d}  {bar:<30} {human(progress.input_rows):>5} rows  {rate:>5} rows/s  {done.seconds * 1000:4.0f} ms"
+            )
 
     def idle(self, progress):
         pass
@@ -73,19 +74,27 @@ def oracle():
 
 def main():
     shutil.rmtree(JOB, ignore_errors=True)
-    print(f"{ROWS:,} events, {KEYS:,} keys: count, sum and max for each key, then how many keys have each count")
+    print(
+        f"{ROWS:,} events, {KEYS:,} keys: count, sum and max for each key, then how many keys have each count"
+    )
     print("with 2 workers, up to the middle:")
     ab.run(flow, JOB, workers=2, until_idle=True, listener=Watch(halfway=True))
     print("the same job, with 4 workers, to the end:")
     progress = ab.run(flow, JOB, workers=4, until_idle=True, listener=Watch(halfway=False))
-    print(f"{progress.next_step} steps, {progress.input_rows:,} rows in, {progress.output_rows:,} changes out")
+    print(
+        f"{progress.next_step} steps, {progress.input_rows:,} rows in, {progress.output_rows:,} changes out"
+    )
     expected = oracle()
     jobdir = JobDir(JOB)
     found = {row["key"]: (row["n"], row["total"], row["top"]) for row in table(jobdir, "totals").to_dicts()}
     sizes_found = {row["n"]: row["count"] for row in table(jobdir, "sizes").to_dicts()}
-    wrong = sum(found.get(key) != value for key, value in expected.items()) + len(found.keys() - expected.keys())
+    wrong = sum(found.get(key) != value for key, value in expected.items()) + len(
+        found.keys() - expected.keys()
+    )
     wrong += sizes_found != Counter(n for n, _, _ in expected.values())
-    print(f"compared with plain Python: {len(expected):,} keys, {wrong} differ: {'EXACT' if not wrong else 'WRONG'}")
+    print(
+        f"compared with plain Python: {len(expected):,} keys, {wrong} differ: {'EXACT' if not wrong else 'WRONG'}"
+    )
     return 1 if wrong else 0
 
 

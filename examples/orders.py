@@ -49,5 +49,7 @@ def running(total, order):
     return total, [(order.order, total)] if total >= 4_000_000 else None
 
 
-best = large.key_by("customer").stateful_map(running, schema={"order": int, "cents_so_far": int}, name="running")
+best = large.key_by("customer").stateful_map(
+    running, schema={"order": int, "cents_so_far": int}, name="running"
+)
 best.output("best_customers", ab.jsonl())

@@ -1,7 +1,7 @@
 """Count words in a directory of text files that may grow while the flow runs.
 
-    anabranch run examples/wordcount.py --dir job --workers 2 --until-idle
-    anabranch output job counts
+anabranch run examples/wordcount.py --dir job --workers 2 --until-idle
+anabranch output job counts
 """
 
 from pathlib import Path

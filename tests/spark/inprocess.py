@@ -66,7 +66,11 @@ class InProcess:
         return self.planner.cut(backlog, rows, 1 << 40, len(self.layout.workers))
 
     def attempt(
-        self, slices: dict[str, list[Slice]], number: int = 0, tamper: Tamper | None = None, stop_after: int | None = None
+        self,
+        slices: dict[str, list[Slice]],
+        number: int = 0,
+        tamper: Tamper | None = None,
+        stop_after: int | None = None,
     ) -> list[Report]:
         """Run one attempt of the next step; `stop_after` ends it behind that stage, as a crash would."""
         spec = self.spec(Attempt(number), slices)

@@ -48,9 +48,7 @@ def write_input(root: Path, seed: int, orders: int = 400, files: int = 3) -> dic
         ]
         _write(root / "customers" / f"{number}.jsonl", people)
         data["customers"] += people
-        clicks = [
-            {"user": rng.randrange(8), "at": number * 1000 + place} for place in range(orders // files)
-        ]
+        clicks = [{"user": rng.randrange(8), "at": number * 1000 + place} for place in range(orders // files)]
         _write(root / "clicks" / f"{number}.jsonl", clicks)
         data["clicks"] += [{**click, "file": number} for click in clicks]
     return data
@@ -60,7 +58,9 @@ def build(root: Path) -> ab.Flow:
     flow = ab.Flow("rich")
     orders = flow.input(
         "orders",
-        ab.files(root / "orders", format="jsonl", schema={"customer": int, "item": str, "price": float}, weight="w"),
+        ab.files(
+            root / "orders", format="jsonl", schema={"customer": int, "item": str, "price": float}, weight="w"
+        ),
     )
     customers = flow.input(
         "customers", ab.files(root / "customers", format="jsonl", schema={"id": int, "country": str})
@@ -90,7 +90,9 @@ def build(root: Path) -> ab.Flow:
         return {**(seen or {}), file: click.at}, [] if before is None else [click.at - before]
 
     clicks.key_by("user").stateful_map(gaps, schema={"gap": int}, name="gaps").output("gaps")
-    clicks.filter(pl.col("user") > 5).map(lambda c: (c.user, str(c.at)), schema={"u": int, "t": str}).output("plain")
+    clicks.filter(pl.col("user") > 5).map(lambda c: (c.user, str(c.at)), schema={"u": int, "t": str}).output(
+        "plain"
+    )
     return flow
 
 

@@ -61,7 +61,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
 def run_flow(directory: Path, *arguments: str, env: dict[str, str] | None = None) -> list[dict[str, object]]:
     flow = directory.parent / "clusterflow.py"
     flow.write_text(FLOW)
-    command = [sys.executable, "-m", "anabranch.cli.main", "run", str(flow), "--dir", str(directory), "--until-idle", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "anabranch.cli.main",
+        "run",
+        str(flow),
+        "--dir",
+        str(directory),
+        "--until-idle",
+        "--json",
+    ]
     done = subprocess.run(
         [*command, "--max-step-rows", "10000", *arguments],
         env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=300, check=False,
@@ -99,7 +109,8 @@ def test_every_task_runs_where_its_shards_are(cluster: Cluster, embedded: Path, 
     )  # fmt: skip
     assert not [event for event in seen if event["event"] == "fault"]
     layout = JobDir(tmp_path / "job").layout()
-    assert layout is not None and set(layout.workers) == set(HOSTS)
+    assert layout is not None
+    assert set(layout.workers) == set(HOSTS)
     tasks: dict[int, set[str]] = defaultdict(set)
     steps = 0
     for line in next(events.iterdir()).read_text().splitlines():

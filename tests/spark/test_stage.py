@@ -107,7 +107,9 @@ def test_an_incomplete_input_aborts_before_anything_is_written(tmp_path: Path, l
     clean.step(100)
     wanted = clean.commit(slices, clean.attempt(slices))
     again = job.commit(slices, job.attempt(slices, 2))
-    assert {n: o["hash"] for n, o in again["outputs"].items()} == {n: o["hash"] for n, o in wanted["outputs"].items()}
+    assert {n: o["hash"] for n, o in again["outputs"].items()} == {
+        n: o["hash"] for n, o in wanted["outputs"].items()
+    }
 
 
 def test_a_task_on_a_wrong_host_refuses(tmp_path: Path) -> None:

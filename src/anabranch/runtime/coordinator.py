@@ -26,8 +26,8 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from anabranch.connect.sinks import parquet
 from anabranch.connect.sink import Sink, Staged
+from anabranch.connect.sinks import parquet
 from anabranch.connect.source import Slice
 from anabranch.errors import AnabranchError, EngineError, Fenced, UserError
 from anabranch.flow.plan import DEAD_LETTERS, Plan

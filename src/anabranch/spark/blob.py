@@ -93,7 +93,8 @@ def check_complete(spec: StepSpec, stage: int, receiver: int, arrived: Iterable[
     for blob in blobs:
         if blob.stamp != expected:
             raise IncompleteInput(
-                f"step {spec.step}, stage {stage}, worker {receiver}: a blob stamped {blob.stamp} came where {expected} was expected"
+                f"step {spec.step}, stage {stage}, worker {receiver}: a blob stamped {blob.stamp} came "
+                f"where {expected} was expected"
             )
     senders = [blob.sender for blob in blobs]
     if senders != list(range(spec.workers)):

@@ -58,7 +58,10 @@ class StepRunner:
             for report in reports:
                 log.debug(
                     "step=%d stage=%d worker=%d process=%d seconds=%s",
-                    spec.step, report.stage, report.worker, report.process,
+                    spec.step,
+                    report.stage,
+                    report.worker,
+                    report.process,
                     {part: round(value, 4) for part, value in report.seconds.items()},
                 )
         return reports
@@ -86,7 +89,7 @@ class StepRunner:
 
     def _collect(self, spec: StepSpec, rdd: RDD[Any]) -> list[Any]:
         try:
-            return rdd.collect()
+            answers: list[Any] = rdd.collect()
         except Py4JJavaError as error:
             text = str(error.java_exception)
             raise failure.unwrap(text) or StepAborted(
@@ -94,6 +97,7 @@ class StepRunner:
             ) from error
         except Py4JError as error:
             raise StepAborted(f"step {spec.step}: lost the connection to Spark: {error}") from error
+        return answers
 
     def _handles_of(self, spec: StepSpec) -> RDD[tuple[int, bytes]]:
         key = spec.layout.workers

@@ -43,8 +43,7 @@ def make_handles(context: SparkContext, hosts: Sequence[HostId], placed: bool) -
 def _preferring(context: SparkContext, hosts: Sequence[HostId]) -> RDD[tuple[int, bytes]]:
     """An RDD with one element per worker, whose partitions prefer the workers' hosts."""
     jvm = context._jvm
-    gateway = context._gateway
-    assert jvm is not None and gateway is not None
+    assert jvm is not None
     elements = jvm.java.util.ArrayList()
     for worker, host in enumerate(hosts):
         # A batch of one pickled pair, as PySpark's batched serializer would write it.

@@ -20,7 +20,7 @@ import polars as pl
 
 from anabranch.connect.sink import Sink
 from anabranch.connect.sinks import parquet
-from anabranch.connect.source import frame_schema
+from anabranch.connect.source import OnBad, frame_schema
 from anabranch.errors import RecordError
 from anabranch.flow.plan import DEAD_LETTER_SCHEMA, DEAD_LETTERS, Channel, Plan, Planned
 from anabranch.model.batch import HASH, MAJOR, MINOR, ORDER, ORDER_SCHEMA, ORIGIN, STEP, WEIGHT, visible
@@ -144,8 +144,7 @@ class _StageRun:
         if frame is None:
             packed = [p.frame() for p in self.arrived.get(channel.number, ()) if p.rows]
             if packed:
-                # Senders of one channel agree on columns, but an aggregate's partials may be wider on one of them.
-                frame = packed[0] if len(packed) == 1 else pl.concat(packed, how="diagonal")
+                frame = packed[0] if len(packed) == 1 else pl.concat(packed)
                 if channel.kind == "exchange":
                     frame = frame.sort(HASH)
             else:
@@ -191,7 +190,7 @@ class _StageRun:
             return _empty(planned)
         return frames[0] if len(frames) == 1 else pl.concat(frames)
 
-    def _on_bad(self, planned: Planned):  # type: ignore[no-untyped-def]
+    def _on_bad(self, planned: Planned) -> OnBad:
         node = planned.node
 
         def on_bad(where: str, record: str, reason: str) -> None:
@@ -226,7 +225,7 @@ class _StageRun:
         digest = zset_hash(frame)
         frame = frame.with_columns(pl.lit(spec.step, pl.Int64).alias(STEP))
         file = f"step-{spec.step:012d}-stage-{self.stage:02d}-worker-{self.worker:04d}-try-{spec.epoch}.{spec.attempt}"
-        staged = sink.stage(frame, Path(spec.outputs_root) / name, file)  
+        staged = sink.stage(frame, Path(spec.outputs_root) / name, file)
         self.report.outputs.setdefault(name, []).append({**staged.to_json(), "hash": digest})
 
     # The exchange.
