@@ -20,11 +20,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import polars as pl
-
 from anabranch.errors import FlowError
+from anabranch.flow.deadletters import DEAD_LETTER_SCHEMA as DEAD_LETTER_SCHEMA
+from anabranch.flow.deadletters import DEAD_LETTERS as DEAD_LETTERS
+from anabranch.flow.graph import Graph
 from anabranch.flow.node import Node
-from anabranch.flow.stream import DEAD_LETTERS, Flow
 from anabranch.model.ids import OperatorId, RegionId
 from anabranch.operators.kernel import Combining
 
@@ -71,7 +71,8 @@ class Plan:
     fingerprint: str
 
     def stage(self, depth: int) -> list[Planned]:
-        return [planned for planned in self.operators if planned.depth == depth and planned.node.role != "key_by"]
+        """What runs in a stage; distributors are part of what leaves it."""
+        return [p for p in self.operators if p.depth == depth and p.node.role != "key_by"]
 
     def leaving(self, depth: int) -> list[Channel]:
         return [channel for channel in self.channels if channel.start == depth]
@@ -91,7 +92,7 @@ class Plan:
         return {p.node.name: p.node for p in self.operators if p.node.role == "output"}
 
 
-def make_plan(flow: Flow) -> Plan:
+def make_plan(flow: Graph) -> Plan:
     """Plan a flow.  Raises FlowError when nothing of it could ever be seen."""
     if not flow.inputs:
         raise FlowError(f"flow {flow.name!r} has no input; add one with flow.input(name, source)")
@@ -117,7 +118,7 @@ def make_plan(flow: Flow) -> Plan:
     )
 
 
-def _needed(flow: Flow) -> list[Node]:
+def _needed(flow: Graph) -> list[Node]:
     """Nodes that lead to an output, and all inputs, in the order of building."""
     seen: set[OperatorId] = set()
     todo = [node for node in flow.nodes if node.role in ("output", "input")]
@@ -149,27 +150,29 @@ def _ordered(nodes: list[Node]) -> set[OperatorId]:
 
 
 def _regions(nodes: list[Node], depths: dict[OperatorId, int]) -> dict[OperatorId, RegionId]:
-    """Name the region of each stateful operator: those of one depth that are linked by edges, or by a shared
-    distributor, are one region, named after the first of them."""
-    leader: dict[OperatorId, OperatorId] = {}
+    """Name the region of each stateful operator.
 
-    def find(operator: OperatorId) -> OperatorId:
-        while leader.setdefault(operator, operator) != operator:
-            operator = leader[operator]
-        return operator
+    Operators of one depth that are linked by edges, or fed by one distributor, are one region, named after the
+    first of them.  A distributor joins those that it feeds, never those with what feeds it.
+    """
+    leader: dict[tuple[OperatorId, int], tuple[OperatorId, int]] = {}
 
-    position = {node.id: place for place, node in enumerate(nodes)}
+    def find(place: tuple[OperatorId, int]) -> tuple[OperatorId, int]:
+        while leader.setdefault(place, place) != place:
+            place = leader[place]
+        return place
+
     for node in nodes:
+        depth = depths[node.id]
         for parent in node.inputs:
-            linked = parent.role == "key_by" or depths[parent.id] == depths[node.id]
-            if linked and depths[node.id] > 0:
-                first, second = sorted((find(node.id), find(parent.id)), key=lambda o: position[o])
-                # A distributor stands one stage higher; it lends its name to nobody.
-                leader[second] = first
-    stateful = [node for node in nodes if node.stateful is not None]
+            linked = parent.role == "key_by" or depths[parent.id] == depth
+            if linked and node.role != "key_by":
+                leader[find((node.id, depth))] = find((parent.id, depth))
     names: dict[tuple[OperatorId, int], RegionId] = {}
     return {
-        node.id: names.setdefault((find(node.id), depths[node.id]), RegionId(node.id)) for node in stateful
+        node.id: names.setdefault(find((node.id, depths[node.id])), RegionId(node.id))
+        for node in nodes
+        if node.stateful is not None
     }
 
 
@@ -211,14 +214,3 @@ def describe(node: Node) -> dict[str, Any]:
         "append_only": node.append_only,
         **node.detail,
     }
-
-
-DEAD_LETTER_SCHEMA: dict[str, pl.DataType] = {
-    "operator": pl.String(),
-    "where": pl.String(),
-    "record": pl.String(),
-    "reason": pl.String(),
-}
-"""Columns of the output `dead_letters`, which every flow has."""
-
-__all__ = ["DEAD_LETTERS", "DEAD_LETTER_SCHEMA", "Channel", "Plan", "Planned", "describe", "make_plan"]

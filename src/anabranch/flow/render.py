@@ -13,7 +13,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "fingerprint": plan.fingerprint,
         "stages": plan.depth + 1,
         "operators": [
-            {**describe(p.node), "depth": p.depth, "region": p.region, "ordered": p.ordered} for p in plan.operators
+            {**describe(p.node), "depth": p.depth, "region": p.region, "ordered": p.ordered}
+            for p in plan.operators
         ],
         "channels": [
             {
@@ -43,9 +44,7 @@ def as_text(plan: Plan) -> str:
 
 def _operator(plan: Plan, planned: Planned) -> str:
     node = planned.node
-    feeds = ", ".join(
-        feed if isinstance(feed, str) else f"channel {feed}" for feed in planned.feeds
-    )
+    feeds = ", ".join(feed if isinstance(feed, str) else f"channel {feed}" for feed in planned.feeds)
     parts = [f"{node.id} ({node.kind})"]
     if feeds:
         parts.append(f"← {feeds}")
