@@ -73,14 +73,16 @@ WITH_CODE = [page for page in PAGES if python_blocks(page)]
 def test_code_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    found = python_blocks(page)
+    # Before the directory changes: Spark's Python processes inherit it, and a relative PYTHONPATH with it.
+    context = request.getfixturevalue("spark") if any("spark" in block.info for block in found) else None
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "docs"}
-    for block in python_blocks(page):
+    for block in found:
         # Compiled at its own place, so that a failure names the page and the line.
         code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
         with monkeypatch.context() as patch, without_spark():
             if "spark" in block.info:
-                context = request.getfixturevalue("spark")
                 patch.setattr(anabranch, "run", functools.partial(run, context=context), raising=False)
             exec(code, namespace)
 
