@@ -12,14 +12,14 @@ from types import FrameType
 
 import polars as pl
 
-from anabranch.cli.display import JsonDisplay, TextDisplay, human
+from anabranch.cli.display import JsonDisplay, TextDisplay, human, plural
 from anabranch.cli.load import load_flow
 from anabranch.errors import ConfigError, JobDirError
 from anabranch.flow.plan import make_plan
 from anabranch.flow.render import as_json, as_text
 from anabranch.model.batch import WEIGHT
 from anabranch.runtime.jobdir import JobDir
-from anabranch.runtime.outputs import changes, output_names, table
+from anabranch.runtime.outputs import changes, json_ready, output_names, table
 from anabranch.runtime.settings import Settings
 
 _SHOWN = 50
@@ -44,7 +44,8 @@ def run(options: Namespace) -> int:
         ui=options.ui,
     )
     display = JsonDisplay() if options.json else TextDisplay()
-    coordinator = Coordinator(make_plan(load_flow(options.flow)), Path(options.dir), settings, display)
+    plan = make_plan(load_flow(options.flow, for_workers=True))
+    coordinator = Coordinator(plan, Path(options.dir), settings, display)
 
     def stop(signum: int, frame: FrameType | None) -> None:
         # The second time, the user means it: fall back to Python's own way.
@@ -66,17 +67,21 @@ def status(options: Namespace) -> int:
     if options.json:
         print(json.dumps({**found, "dir": str(jobdir.path)}, indent=2))
         return 0
-    print(f"{found.get('flow', '?')}: {found['state']}")
+    print(f"{jobdir.job()['flow']}: {found['state']}")
     if "steps" in found:
         print(f"  steps      {found['steps']:,}")
         print(f"  rows       {found['input_rows']:,} in, {found['output_rows']:,} out")
     if "workers" in found:
-        print(f"  workers    {found['workers']} on {', '.join(found['hosts'])}; {found['shards']} shards, layout {found['layout']}")
+        hosts = ", ".join(found["hosts"])
+        print(
+            f"  workers    {found['workers']} on {hosts}; {found['shards']} shards, layout {found['layout']}"
+        )
     if running and "step_seconds" in found:
         print(f"  last step  {found['step_seconds'] * 1000:.0f} ms; {human(found['rows_per_second'])} rows/s")
         print(f"  backlog    {found['backlog_rows']:,} rows, {human(found['backlog_bytes'])}B")
     if running:
-        print(f"  process    {found['process']}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found['started']))}")
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["started"]))
+        print(f"  process    {found['process']}, since {since}")
     for fault in found.get("faults", [])[-3:]:
         print(f"  fault      step {fault['step']}, attempt {fault['attempt']}: {fault['error']}")
     if found.get("error"):
@@ -88,28 +93,34 @@ def stop(options: Namespace) -> int:
     jobdir = _job(options.dir)
     was_running = jobdir.running()
     if was_running:
-        jobdir.ask_to_stop()
-        deadline = time.monotonic() + options.timeout
-        said = 0.0
-        while jobdir.running():
-            now = time.monotonic()
-            if now > deadline:
-                raise JobDirError(
-                    f"{jobdir.path} has not stopped within {options.timeout:.0f} s; it is {jobdir.status()['state']} and will stop "
-                    "after the step under way"
-                )
-            if now - said > 2 and not options.json:
-                sys.stderr.write("waiting for the step under way and for state to be synced …\n")
-                said = now
-            time.sleep(0.05)
+        _wait_until_stopped(jobdir, options)
     found = jobdir.status()
+    steps = found.get("steps", 0)
+    if was_running and found["state"] == "failed":
+        raise JobDirError(f"{jobdir.path} failed before it could stop: {found['error']}")
     if options.json:
-        print(json.dumps({"was_running": was_running, "state": found["state"], "steps": found.get("steps", 0)}))
-    elif was_running:
-        print(f"stopped after step {found.get('steps', 0) - 1}" if found.get("steps") else "stopped before the first step")
+        print(json.dumps({"was_running": was_running, "state": found["state"], "steps": steps}))
     else:
-        print(f"{jobdir.path} is not running")
+        print(f"stopped after {plural(steps, 'step')}" if was_running else f"{jobdir.path} is not running")
     return 0
+
+
+def _wait_until_stopped(jobdir: JobDir, options: Namespace) -> None:
+    deadline = time.monotonic() + options.timeout
+    told = time.monotonic()
+    while jobdir.running():
+        # Again and again: a coordinator that is just starting clears what it finds.
+        jobdir.ask_to_stop()
+        now = time.monotonic()
+        if now > deadline:
+            raise JobDirError(
+                f"{jobdir.path} has not stopped within {options.timeout:g} s; it is "
+                f"{jobdir.status()['state']} and will stop after the step under way"
+            )
+        if now - told > 2 and not options.json:
+            sys.stderr.write("waiting for the step under way and for state to be synced …\n")
+            told = now
+        time.sleep(0.05)
 
 
 def plan(options: Namespace) -> int:
@@ -133,10 +144,15 @@ def output(options: Namespace) -> int:
     shown = frame.head(limit)
     if options.json:
         if shown.height:
-            sys.stdout.write(shown.write_ndjson())
+            sys.stdout.write(json_ready(shown).write_ndjson())
         return 0
     with pl.Config(
-        tbl_rows=-1, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_width_chars=160, fmt_str_lengths=60, tbl_hide_column_data_types=True
+        tbl_rows=-1,
+        tbl_cols=-1,
+        tbl_hide_dataframe_shape=True,
+        tbl_width_chars=160,
+        fmt_str_lengths=60,
+        tbl_hide_column_data_types=True,
     ):
         print(shown)
     more = f" of {frame.height:,}" if shown.height < frame.height else ""

@@ -31,7 +31,7 @@ class TextDisplay:
     def started(self, layout: Layout, progress: Progress) -> None:
         again = f", continuing at step {progress.next_step}" if progress.next_step else ""
         self._say(
-            f"running with {_plural(len(layout.workers), 'worker')} on {_plural(len(layout.hosts), 'host')}, "
+            f"running with {plural(len(layout.workers), 'worker')} on {plural(len(layout.hosts), 'host')}, "
             f"{len(layout.shards)} shards{again}"
         )
 
@@ -45,14 +45,15 @@ class TextDisplay:
         line = (
             f"step {done.step} · {human(rate)} rows/s · {done.seconds * 1000:.0f} ms · "
             f"backlog {human(done.backlog_rows)} rows · {human(progress.input_rows)} rows in, "
-            f"{human(progress.output_rows)} out · {_plural(done.workers, 'worker')}"
+            f"{human(progress.output_rows)} out · {plural(done.workers, 'worker')}"
         )
         self._last, self._rows, self._busy = now, 0, 0.0
         self._show(line)
 
     def idle(self, progress: Progress) -> None:
         if self.live:
-            self._show(f"step {progress.next_step - 1} · idle, waiting for input · {human(progress.input_rows)} rows in")
+            rows = human(progress.input_rows)
+            self._show(f"{plural(progress.next_step, 'step')} · idle, waiting for input · {rows} rows in")
 
     def fault(self, step: Step, attempt: int, error: AnabranchError) -> None:
         self._say(f"step {step}, attempt {attempt} failed, trying again: {error}")
@@ -62,7 +63,8 @@ class TextDisplay:
 
     def stopped(self, progress: Progress) -> None:
         self._say(
-            f"stopped after step {progress.next_step - 1}: {progress.input_rows:,} rows in, {progress.output_rows:,} rows out"
+            f"stopped after {plural(progress.next_step, 'step')}: {progress.input_rows:,} rows in, "
+            f"{progress.output_rows:,} rows out"
         )
 
     def _show(self, line: str) -> None:
@@ -82,7 +84,12 @@ class JsonDisplay:
     """One JSON object a line, on standard output."""
 
     def started(self, layout: Layout, progress: Progress) -> None:
-        self._write(event="started", workers=len(layout.workers), shards=len(layout.shards), step=progress.next_step)
+        self._write(
+            event="started",
+            workers=len(layout.workers),
+            shards=len(layout.shards),
+            step=progress.next_step,
+        )
 
     def step(self, done: StepDone, progress: Progress) -> None:
         self._write(
@@ -108,7 +115,10 @@ class JsonDisplay:
 
     def stopped(self, progress: Progress) -> None:
         self._write(
-            event="stopped", steps=progress.next_step, input_rows=progress.input_rows, output_rows=progress.output_rows
+            event="stopped",
+            steps=progress.next_step,
+            input_rows=progress.input_rows,
+            output_rows=progress.output_rows,
         )
 
     def _write(self, **event: Any) -> None:
@@ -125,5 +135,6 @@ def human(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: 1 step, 2 steps."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

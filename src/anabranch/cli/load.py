@@ -6,16 +6,21 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from pyspark import cloudpickle
-
-from anabranch.errors import ConfigError, UserError
+from anabranch.errors import ConfigError, FlowError
 from anabranch.flow.stream import Flow
 
 
-def load_flow(target: str) -> Flow:
+def load_flow(target: str, *, for_workers: bool = False) -> Flow:
     """Run the file and take its flow: the one called `name`, or the only one there is.
 
-    Functions of the file are shipped to workers by value, so the file itself need not exist there.
+    Args:
+        target: `FLOW.py` or `FLOW.py:name`.
+        for_workers: whether the flow will be run.  Functions of the file are then shipped by value, so that the
+            file need not exist where the workers are; it costs importing Spark.
+
+    Raises:
+        ConfigError: no such file or flow, or the file raises; with the file's line.
+        FlowError: the flow is wrong; with the file's line.
     """
     path_text, name = _split(target)
     path = Path(path_text)
@@ -30,12 +35,15 @@ def load_flow(target: str) -> Flow:
     sys.path.insert(0, str(path.parent.absolute()))
     try:
         spec.loader.exec_module(module)
-    except UserError:
-        raise
+    except (FlowError, ConfigError) as error:
+        raise type(error)(f"{path_text}{_line_of(error, path)}: {error}") from error
     except Exception as error:
         place = _line_of(error, path)
         raise ConfigError(f"{path_text}{place}: {type(error).__name__}: {error}") from error
-    cloudpickle.register_pickle_by_value(module)
+    if for_workers:
+        from pyspark import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)
     flows = {key: value for key, value in vars(module).items() if isinstance(value, Flow)}
     if name is not None:
         if name not in flows:
@@ -43,8 +51,8 @@ def load_flow(target: str) -> Flow:
         return flows[name]
     distinct = {id(flow): flow for flow in flows.values()}
     if len(distinct) != 1:
-        found = f"has {len(distinct)} flows ({', '.join(sorted(flows))}); name one: {path_text}:NAME" if flows else "builds no flow"
-        raise ConfigError(f"{path_text} {found}")
+        many = f"has {len(distinct)} flows ({', '.join(sorted(flows))}); name one: {path_text}:NAME"
+        raise ConfigError(f"{path_text} {many if flows else 'builds no flow'}")
     return next(iter(distinct.values()))
 
 
@@ -56,10 +64,11 @@ def _split(target: str) -> tuple[str, str | None]:
 
 
 def _line_of(error: BaseException, path: Path) -> str:
+    """Where in the file it happened: the innermost of its own lines."""
     trace = error.__traceback__
     line = ""
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
+        if Path(trace.tb_frame.f_code.co_filename) == path.absolute():
             line = f", line {trace.tb_lineno}"
         trace = trace.tb_next
     return line

@@ -9,11 +9,16 @@ import sys
 from collections.abc import Sequence
 
 from anabranch.cli import commands
-from anabranch.errors import AnabranchError, ConfigError, UserError
+from anabranch.errors import AnabranchError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 1 for an error, 2 for a wrong call."""
+    """Run the command line.
+
+    Returns:
+        The exit status: 0; 1 for an error, which is shown in one line; 130 when interrupted.  A wrong call ends
+        the process with 2.
+    """
     options = _parser().parse_args(arguments)
     logging.basicConfig(
         level=logging.DEBUG if options.verbose else logging.WARNING,
@@ -21,10 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         return int(options.command(options))
-    except UserError as error:
-        return _fail(error, options.verbose)
     except AnabranchError as error:
         return _fail(error, options.verbose)
+    except KeyboardInterrupt:
+        sys.stderr.write("anabranch: interrupted\n")
+        return 130
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -44,7 +50,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--verbose", action="store_true", help="log what happens, with stack traces")
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
-    _run(verbs.add_parser("run", help="run a flow, or go on with it", description="Run a flow in a job directory. A directory that has run it before goes on where it stopped."))
+    _run(
+        verbs.add_parser(
+            "run",
+            help="run a flow, or go on with it",
+            description="Run a flow in a job directory. A directory that has run it before goes on where it "
+            "stopped.",
+        )
+    )
     _status(verbs.add_parser("status", help="what a job is doing"))
     _stop(verbs.add_parser("stop", help="stop a running job in an orderly way"))
     _plan(verbs.add_parser("plan", help="show a flow's stages, regions and fingerprint"))
@@ -53,21 +66,29 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("flow", metavar="FLOW.py[:name]", help="the file that builds the flow, and the flow's variable")
-    parser.add_argument("--dir", required=True, help="job directory; made if it does not exist")
-    parser.add_argument("--workers", type=int, help="partitions of every stage (default: what the job had, or one per core)")
-    parser.add_argument("--hosts", type=int, help="embedded: logical hosts with state directories of their own (default: 1)")
-    parser.add_argument("--master", default="local[*]", help="Spark master (default: embedded, local[*])")
-    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", type=_setting, help="a Spark setting; may be repeated")
-    parser.add_argument("--shards", type=int, help="fixed number of shards for a new job (default: about 16 per worker)")
-    parser.add_argument("--state-dir", help="where hosts keep shards (default: in the job directory)")
-    parser.add_argument("--step-ms", type=float, default=200.0, help="how long a step should last (default: 200)")
-    parser.add_argument("--max-step-rows", type=int, default=20_000_000, help="most rows of a step")
-    parser.add_argument("--max-step-mb", type=int, default=512, help="most megabytes of input of a step (default: 512)")
-    parser.add_argument("--until-idle", action="store_true", help="stop when all input there is has been read")
-    parser.add_argument("--steps", type=int, help="stop after so many steps")
-    parser.add_argument("--ui", action="store_true", help="keep Spark's web page reachable")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line for each event")
+    add = parser.add_argument
+    add("flow", metavar="FLOW.py[:name]", help="the file that builds the flow, and the flow's variable")
+    add("--dir", required=True, help="job directory; made if it does not exist")
+    add("--workers", type=int, help="partitions of every stage (default: what the job had, or one per core)")
+    add("--hosts", type=int, help="embedded: logical hosts with their own state directories (default: 1)")
+    add("--master", default="local[*]", help="Spark master (default: embedded, local[*])")
+    add(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        type=_setting,
+        help="a Spark setting; may be repeated",
+    )
+    add("--shards", type=int, help="fixed number of shards for a new job (default: about 16 per worker)")
+    add("--state-dir", help="where hosts keep shards (default: in the job directory)")
+    add("--step-ms", type=float, default=200.0, help="how long a step should last (default: 200)")
+    add("--max-step-rows", type=int, default=20_000_000, help="most rows of a step (default: 20000000)")
+    add("--max-step-mb", type=int, default=512, help="most megabytes of input of a step (default: 512)")
+    add("--until-idle", action="store_true", help="stop when all input there is has been read")
+    add("--steps", type=int, help="stop after so many steps")
+    add("--ui", action="store_true", help="keep Spark's web page reachable")
+    add("--json", action="store_true", help="one JSON object a line for each event")
     parser.set_defaults(command=commands.run)
 
 
@@ -107,8 +128,6 @@ def _setting(text: str) -> tuple[str, str]:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
     return key, value
 
-
-__all__ = ["ConfigError", "main"]
 
 if __name__ == "__main__":
     sys.exit(main())

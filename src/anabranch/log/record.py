@@ -7,29 +7,40 @@ REC-3  A reader sees a whole record or none; damaged bytes raise CorruptError na
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from anabranch.errors import CorruptError
+from anabranch.errors import CorruptError, StorageFullError
 
 
 def create(path: Path, payload: Any) -> None:
-    """Write a new record.  Raises FileExistsError when it is there already."""
-    temporary = _write_temporary(path, payload)
-    try:
+    """Write a new record.
+
+    Raises:
+        FileExistsError: it is there already.
+        StorageFullError: the disk is full; there is no record.
+    """
+    with _temporary(path, payload, durable=True) as temporary:
         # link() is exclusive where rename() would replace, and the name appears with the whole content.
         os.link(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
 
 
 def replace(path: Path, payload: Any, *, durable: bool = True) -> None:
-    """Write a record in the place of an older one, atomically."""
-    os.replace(_write_temporary(path, payload, durable=durable), path)
+    """Write a record in the place of an older one, atomically.
+
+    Raises:
+        StorageFullError: the disk is full; the older record is still there.
+    """
+    with _temporary(path, payload, durable=durable) as temporary:
+        os.replace(temporary, path)
     if durable:
         sync_directory(path.parent)
 
@@ -54,15 +65,25 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _write_temporary(path: Path, payload: Any, *, durable: bool = True) -> Path:
+@contextmanager
+def _temporary(path: Path, payload: Any, *, durable: bool) -> Iterator[Path]:
+    """The record under a name of its own beside its place; the name is gone afterwards."""
     body = json.dumps(payload, separators=(",", ":"), sort_keys=True).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(_checksum(body).encode("ascii") + b"\n" + body)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    return temporary
+    # A process number would not do: two containers on shared storage may both be number 1.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(_checksum(body).encode("ascii") + b"\n" + body)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        yield temporary
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFullError(f"record {path}: the disk is full; make room and start again") from error
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _checksum(body: bytes) -> str:

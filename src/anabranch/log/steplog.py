@@ -22,6 +22,7 @@ from anabranch.log import record
 from anabranch.model.ids import Epoch, PartitionId, RegionId, ShardId, Step
 
 SNAPSHOT_EVERY = 256
+_FIRST = Step(0)
 _PER_FOLDER = 1000
 
 
@@ -29,7 +30,7 @@ _PER_FOLDER = 1000
 class Progress:
     """What the committed steps add up to."""
 
-    next_step: Step = Step(0)
+    next_step: Step = _FIRST
     positions: dict[str, dict[PartitionId, int]] = field(default_factory=dict)
     """For each input, the position after what committed steps have read of each partition."""
     markers: dict[RegionId, dict[ShardId, Step]] = field(default_factory=dict)
@@ -98,7 +99,8 @@ class StepLog:
             record.create(self._path(step, "commit"), payload)
         except FileExistsError:
             raise Fenced(
-                f"step {step}: another coordinator has committed it; this one (epoch {payload['epoch']}) must stop"
+                f"step {step}: another coordinator has committed it; this one (epoch {payload['epoch']}) "
+                "must stop"
             ) from None
 
     def plan(self, step: Step, epoch: Epoch) -> dict[str, Any] | None:
@@ -108,17 +110,55 @@ class StepLog:
         return self._read(step, "commit")
 
     def load(self) -> Progress:
-        """Add up the log: the newest snapshot and the records behind it."""
-        progress = Progress()
-        snapshots = sorted(self.directory.glob("snapshot-*.json"))
-        if snapshots:
-            progress = Progress.from_json(record.read(snapshots[-1]))
+        """Add up the log: the newest snapshot and the records behind it.
+
+        Raises:
+            CorruptError: a record is damaged or missing in between; a log that lost its end would start
+                the flow afresh in silence.
+        """
+        progress = self._newest_snapshot()
         while (commit := self.commit(progress.next_step)) is not None:
             plan = self.plan(progress.next_step, Epoch(commit["epoch"]))
             if plan is None:
-                raise CorruptError(f"step log {self.directory}: step {progress.next_step} is committed but its plan is missing")
+                raise CorruptError(
+                    f"step log {self.directory}: step {progress.next_step} is committed but its plan is missing; "
+                    "restore it from a backup of the job directory"
+                )
             progress.advance(plan, commit)
+        self._check_end(progress.next_step)
         return progress
+
+    def _newest_snapshot(self) -> Progress:
+        if not self.directory.is_dir():
+            raise CorruptError(
+                f"step log {self.directory} is missing; restore it from a backup of the job directory"
+            )
+        snapshots = sorted(self.directory.glob("snapshot-*.json"))
+        if not snapshots:
+            return Progress()
+        try:
+            value = record.read(snapshots[-1])
+        except CorruptError:
+            # The one before it, and a longer tail, add up to the same.
+            if len(snapshots) < 2:
+                raise
+            value = record.read(snapshots[-2])
+        return Progress.from_json(value)
+
+    def _check_end(self, end: Step) -> None:
+        """Refuse a log in which the last step or a step before others is missing."""
+        later = [
+            path
+            for number in (end // _PER_FOLDER, end // _PER_FOLDER + 1)
+            for path in self._folder_of(number).glob("*.commit")
+            if int(path.stem) > end
+        ]
+        missing = end if later else end - 1
+        if later or (end > 0 and not self._path(Step(end - 1), "commit", make=False).exists()):
+            raise CorruptError(
+                f"step log {self.directory}: the commit record of step {missing} is missing; restore it from a "
+                "backup of the job directory"
+            )
 
     def snapshot(self, progress: Progress) -> None:
         """Write the sums so far; keeps the two newest."""
@@ -126,7 +166,7 @@ class StepLog:
         for old in sorted(self.directory.glob("snapshot-*.json"))[:-2]:
             old.unlink()
 
-    def commits(self, first: Step = Step(0)) -> Iterator[dict[str, Any]]:
+    def commits(self, first: Step = _FIRST) -> Iterator[dict[str, Any]]:
         """Commit records from `first` on, in order."""
         step = first
         while (commit := self.commit(step)) is not None:
@@ -140,8 +180,11 @@ class StepLog:
             return None
         return payload
 
+    def _folder_of(self, number: int) -> Path:
+        return self.directory / f"{number:09d}"
+
     def _path(self, step: Step, kind: str, *, make: bool = True) -> Path:
-        folder = self.directory / f"{step // _PER_FOLDER:09d}"
+        folder = self._folder_of(step // _PER_FOLDER)
         if make and folder != self._folder:
             folder.mkdir(parents=True, exist_ok=True)
             record.sync_directory(self.directory)

@@ -37,7 +37,7 @@ def starting_layout(hosts: Sequence[HostId], settings: Settings, before: Layout 
     if before is None:
         workers = settings.workers or max(len(hosts), os.cpu_count() or 1)
         if workers < len(hosts):
-            raise ConfigError(f"--workers {workers}: each of the {len(hosts)} hosts needs at least one worker")
+            raise ConfigError(f"--workers {workers}: each of the {len(hosts)} hosts needs a worker")
         sharding = FixedSharding(settings.shards) if settings.shards else DynamicSharding()
         if settings.shards is not None and settings.shards < workers:
             raise ConfigError(f"--shards {settings.shards}: fewer than the {workers} workers")
@@ -58,7 +58,7 @@ def starting_layout(hosts: Sequence[HostId], settings: Settings, before: Layout 
 
 
 def wait_for_hosts(context: SparkContext, settings: Settings, layout: Layout) -> None:
-    """After a fault: wait until every host of the layout has an executor again; Spark starts lost ones anew."""
+    """After a fault: wait until every host of the layout has an executor; Spark starts lost ones anew."""
     if not settings.embedded:
         _wait_for_executors(context, set(layout.workers))
 
@@ -66,9 +66,13 @@ def wait_for_hosts(context: SparkContext, settings: Settings, layout: Layout) ->
 def _same_hosts(before: Layout, workers: int) -> Layout:
     hosts = sorted(set(before.workers))
     if workers < len(hosts):
-        raise ConfigError(f"--workers {workers}: the job's state is on {len(hosts)} hosts, and each needs a worker")
+        raise ConfigError(
+            f"--workers {workers}: the job's state is on {len(hosts)} hosts, and each needs a worker"
+        )
     if workers > len(before.shards):
-        raise ConfigError(f"--workers {workers}: the job has {len(before.shards)} shards, so at most as many workers")
+        raise ConfigError(
+            f"--workers {workers}: the job has {len(before.shards)} shards, so at most as many workers"
+        )
     placed = [hosts[worker * len(hosts) // workers] for worker in range(workers)]
     shards: list[WorkerId] = [WorkerId(0)] * len(before.shards)
     for host in hosts:
@@ -94,6 +98,9 @@ def _wait_for_executors(context: SparkContext, wanted: set[HostId]) -> list[str]
         time.sleep(0.1)
     if wanted:
         raise JobDirError(
-            f"the job's state is on the hosts {sorted(wanted)}; after {_PATIENCE:.0f} s the cluster has executors on {hosts} only"
+            f"the job's state is on the hosts {sorted(wanted)}; after {_PATIENCE:.0f} s the cluster has executors "
+            f"on {hosts} only"
         )
-    raise ConfigError(f"the Spark cluster gave no executors within {_PATIENCE:.0f} s; is a worker running there?")
+    raise ConfigError(
+        f"the Spark cluster gave no executors within {_PATIENCE:.0f} s; is a worker running there?"
+    )

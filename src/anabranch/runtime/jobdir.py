@@ -11,6 +11,8 @@
     status.json       what the coordinator last said of itself; nothing depends on it
     control/          wishes of other processes: stop
     spark.log         Spark's own console noise
+
+Must not know what a step does, nor Spark.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from anabranch.errors import CorruptError, JobDirError
 from anabranch.flow.plan import Plan, describe
@@ -33,6 +35,8 @@ from anabranch.model.ids import Epoch
 from anabranch.model.layout import Layout
 
 FORMAT = 1
+_LOCK_TRIES = 10
+_LOCK_PAUSE = 0.02
 _FOLDERS = ("epochs", "layouts", "log", "inputs", "outputs", "state", "control")
 _BEFORE_JOB = ("lock", "epochs")
 """What a coordinator makes before it knows whether the job exists."""
@@ -66,11 +70,7 @@ class JobDir:
 
     def create(self, plan: Plan) -> dict[str, Any]:
         """Make a new job.  The directory must be absent or empty."""
-        if self.path.exists() and any(path.name not in _BEFORE_JOB for path in self.path.iterdir()):
-            raise JobDirError(
-                f"{self.path} is not empty and is not a job directory (it has no job.json); choose another --dir, or "
-                "empty it if you are sure"
-            )
+        self._refuse_foreign()
         for folder in _FOLDERS:
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         job = {
@@ -90,7 +90,9 @@ class JobDir:
             job: dict[str, Any] = record.read(self.path / "job.json")
         except FileNotFoundError:
             what = "is not a job directory (it has no job.json)" if self.path.exists() else "does not exist"
-            raise JobDirError(f"{self.path} {what}; `anabranch run FLOW.py --dir {self.path}` makes one") from None
+            raise JobDirError(
+                f"{self.path} {what}; `anabranch run FLOW.py --dir {self.path}` makes one"
+            ) from None
         if job["format"] != FORMAT:
             raise JobDirError(
                 f"{self.path} has format {job['format']}, this version of Anabranch reads format {FORMAT}; "
@@ -98,15 +100,25 @@ class JobDir:
             )
         return job
 
+    def _refuse_foreign(self) -> None:
+        """Refuse a directory that holds anything but what a coordinator that died at once has left."""
+        if self.exists() or not self.path.exists():
+            return
+        for path in self.path.iterdir():
+            ours = path.name in _BEFORE_JOB or path.name.startswith(".job.json.")
+            if not ours and not (path.name in _FOLDERS and path.is_dir() and not any(path.iterdir())):
+                raise JobDirError(
+                    f"{self.path} is not empty and is not a job directory (it has no job.json, and has "
+                    f"{path.name!r}); choose another --dir, or empty it if you are sure"
+                )
+
     def check_same_flow(self, plan: Plan) -> None:
         """Refuse a flow whose graph is not the one that the job's state belongs to."""
         job = self.job()
         if job["fingerprint"] == plan.fingerprint:
             return
         before = {operator["id"]: operator for operator in job["operators"]}
-        after = {
-            p.node.id: json.loads(json.dumps(describe(p.node), default=str)) for p in plan.operators
-        }
+        after = {p.node.id: json.loads(json.dumps(describe(p.node), default=str)) for p in plan.operators}
         changes = [f"operator {name!r} is gone" for name in before.keys() - after.keys()]
         changes += [f"operator {name!r} is new" for name in after.keys() - before.keys()]
         for name in before.keys() & after.keys():
@@ -117,26 +129,30 @@ class JobDir:
             ]
         if job["flow"] != plan.name:
             changes.append(f"the flow was called {job['flow']!r}, is called {plan.name!r}")
+        said = "; ".join(sorted(changes)) or "its fingerprint differs"
         raise JobDirError(
-            f"{self.path} holds the state of another graph: {'; '.join(sorted(changes))}. Run the flow it was made with, or "
-            "choose another --dir"
+            f"{self.path} holds the state of another graph: {said}. Run the flow it was made with, or choose "
+            "another --dir"
         )
 
     # Who may write.
 
     @contextmanager
     def locked(self) -> Iterator[Epoch]:
-        """Be the one coordinator; gives the epoch.  Raises JobDirError naming the other one."""
+        """Be the one coordinator; gives the epoch.
+
+        Raises:
+            JobDirError: another coordinator is at work, and is named; or the directory is not a job's.
+        """
+        self._refuse_foreign()
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / "lock", "a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _lock_patiently(file):
                 file.seek(0)
                 raise JobDirError(
-                    f"{self.path} is being run by {file.read().strip() or 'another process'}; stop it first with "
-                    f"`anabranch stop {self.path}`"
-                ) from None
+                    f"{self.path} is being run by {file.read().strip() or 'another process'}; stop it first "
+                    f"with `anabranch stop {self.path}`"
+                )
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
@@ -168,6 +184,11 @@ class JobDir:
     def layout(self) -> Layout | None:
         """The newest layout, or None in a new job."""
         files = sorted((self.path / "layouts").glob("*.json"))
+        if not files and any(self.log.glob("*/*.commit")):
+            raise CorruptError(
+                f"{self.path / 'layouts'} is empty, but steps were committed; restore it from a backup of the job "
+                "directory"
+            )
         return Layout.from_json(record.read(files[-1])["layout"]) if files else None
 
     def write_layout(self, layout: Layout, step: int) -> None:
@@ -197,3 +218,15 @@ class JobDir:
 
     def clear_wishes(self) -> None:
         (self.path / "control" / "stop").unlink(missing_ok=True)
+
+
+def _lock_patiently(file: IO[str]) -> bool:
+    """Take the lock; whoever only looks (`running`) holds it for a moment, and must not be taken for another run."""
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE)
+        else:
+            return True
+    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import polars as pl
 
@@ -15,6 +16,8 @@ from anabranch.model.batch import STEP, WEIGHT, consolidate
 from anabranch.model.ids import Step
 from anabranch.runtime.jobdir import JobDir
 
+_FIRST = Step(0)
+
 
 def output_names(jobdir: JobDir) -> list[str]:
     """The outputs of the job's flow, and the one for dead letters."""
@@ -22,15 +25,20 @@ def output_names(jobdir: JobDir) -> list[str]:
     return [*names, DEAD_LETTERS]
 
 
-def changes(jobdir: JobDir, name: str, first: Step = Step(0)) -> pl.DataFrame:
-    """All changes of an output from step `first` on: its columns, `__weight` and `__step`, in the order of steps."""
+def changes(jobdir: JobDir, name: str, first: Step = _FIRST) -> pl.DataFrame:
+    """All changes of an output from step `first` on, in the order of steps: its columns, `__weight`, `__step`.
+
+    Raises:
+        JobDirError: there is no job, or it has no such output.
+    """
     if name not in output_names(jobdir):
         raise JobDirError(f"{jobdir.path} has no output {name!r}; it has {', '.join(output_names(jobdir))}")
     described = _described(jobdir, name)
     sink = sink_like(described["sink"])
     frame = sink.read(jobdir.outputs / name, list(_files(jobdir, name, first)))
     if not frame.width:
-        return pl.DataFrame(schema={**{column: pl.Null for column in described["schema"]}, WEIGHT: pl.Int64, STEP: pl.Int64})
+        columns = dict.fromkeys(described["schema"], pl.Null())
+        return pl.DataFrame(schema={**columns, WEIGHT: pl.Int64(), STEP: pl.Int64()})
     return frame
 
 
@@ -41,11 +49,20 @@ def table(jobdir: JobDir, name: str) -> pl.DataFrame:
     return frame.sort(columns, nulls_last=True)
 
 
-def _described(jobdir: JobDir, name: str) -> dict[str, dict[str, object]]:
+def json_ready(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with columns that JSON has no word for as text: decimals exactly, bytes as base64."""
+    return frame.with_columns(
+        pl.col(name).bin.encode("base64") if isinstance(dtype, pl.Binary) else pl.col(name).cast(pl.String)
+        for name, dtype in frame.schema.items()
+        if isinstance(dtype, pl.Binary | pl.Decimal)
+    )
+
+
+def _described(jobdir: JobDir, name: str) -> dict[str, Any]:
     if name == DEAD_LETTERS:
         return {"sink": {"kind": "parquet", "path": None}, "schema": dict.fromkeys(DEAD_LETTER_SCHEMA)}
-    found: dict[str, dict[str, object]] = next(o for o in jobdir.job()["operators"] if o["kind"] == "output" and o["name"] == name)
-    return found
+    operators: list[dict[str, Any]] = jobdir.job()["operators"]
+    return next(o for o in operators if o["kind"] == "output" and o["name"] == name)
 
 
 def _files(jobdir: JobDir, name: str, first: Step) -> Iterator[Staged]:

@@ -48,7 +48,9 @@ class Planner:
         self._served: dict[str, PartitionId] = {}
 
     def backlog(self, positions: Mapping[str, Mapping[PartitionId, int]]) -> Backlog:
-        return Backlog({name: source.discover(positions.get(name, {})) for name, source in self.sources.items()})
+        return Backlog(
+            {name: source.discover(positions.get(name, {})) for name, source in self.sources.items()}
+        )
 
     def pending(self) -> bool:
         return any(source.pending() for source in self.sources.values())
@@ -91,7 +93,7 @@ class Planner:
         return after + [one for one in available if last is None or one.partition <= last]
 
     def assign(self, slices: Mapping[str, list[Slice]], layout: Layout) -> tuple[tuple[Assigned, ...], ...]:
-        """Give each slice to a worker: its partition's own, and parts of large ones to those with less to do."""
+        """Give each slice to a worker: its partition's own; parts of large ones to those with less to do."""
         workers = len(layout.workers)
         pieces: list[tuple[str, Slice]] = []
         total = sum(piece.rows for many in slices.values() for piece in many)

@@ -61,7 +61,9 @@ class Settings:
         if not self.target_seconds > 0:
             raise ConfigError(f"target_seconds={self.target_seconds!r}: must be more than 0")
         if self.hosts is not None and not self.embedded:
-            raise ConfigError("--hosts is for embedded runs; on a cluster, the hosts are those of its executors")
+            raise ConfigError(
+                "--hosts is for embedded runs; on a cluster, the hosts are those of its executors"
+            )
 
     @property
     def embedded(self) -> bool:

@@ -43,7 +43,7 @@ class StepSizer:
         spread = weight * squares - rows * rows
         mean = seconds / rows
         if spread <= 1e-6 * weight * squares:
-            # All steps were of one size, which tells nothing: blame little on the rows, and so try a larger one.
+            # Steps of one size tell nothing: blame little on the rows, and so try a larger one.
             return 0.75 * seconds / weight, 0.25 * mean
         slope = min(max((weight * products - rows * seconds) / spread, 0.02 * mean), mean)
         fixed = max(0.0, (seconds - slope * rows) / weight)

@@ -69,7 +69,8 @@ class StatusBoard:
 
     def fault(self, step: Step, attempt: int, error: AnabranchError) -> None:
         faults = self.status["faults"]
-        faults.append({"time": time.time(), "step": step, "attempt": attempt, "error": f"{type(error).__name__}: {error}"})
+        text = f"{type(error).__name__}: {error}"
+        faults.append({"time": time.time(), "step": step, "attempt": attempt, "error": text})
         del faults[:-_FAULTS_KEPT]
         self._write(now=True)
 
