@@ -34,7 +34,9 @@ class SparklessRunner:
                 for receiver, blob in run_stage(self.plan, spec, stage, WorkerId(worker), arrived):
                     leaving[receiver].append(blob)
             waiting = leaving
-        return [Report.from_wire(wire) for blobs in waiting for blob in blobs for wire in decode(blob).reports]
+        return [
+            Report.from_wire(wire) for blobs in waiting for blob in blobs for wire in decode(blob).reports
+        ]
 
     def on_workers(self, spec: StepSpec, ask: Callable[[StepSpec, WorkerId], Any]) -> list[Any]:
         return [ask(spec, WorkerId(worker)) for worker in range(spec.workers)]

@@ -150,7 +150,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         linked = (page.parent / path).resolve() if path else page
         assert linked.exists(), f"{page.name} links to {target}"
         if anchor:
-            assert anchor in {slug(h) for h in re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)}, target
+            assert anchor in {slug(h) for h in re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)}, (
+                target
+            )
 
 
 def slug(heading: str) -> str:
@@ -162,7 +164,9 @@ def slug(heading: str) -> str:
 def test_named_modules_exist(page: Path) -> None:
     for span in code_spans(page):
         if re.fullmatch(r"[a-z]+/[a-z]+\.py", span):
-            assert any((ROOT / base / span).exists() for base in ("src/anabranch", "")), f"{page.name}: {span}"
+            assert any((ROOT / base / span).exists() for base in ("src/anabranch", "")), (
+                f"{page.name}: {span}"
+            )
 
 
 def test_glossary_names_its_words_once() -> None:
