@@ -27,7 +27,10 @@ def aggregated(
         raise FlowError(f"operator {label!r}: give at least one aggregate, such as n=ab.count()")
     for column in aggregates:
         if column in node.keys or column.startswith("__"):
-            raise FlowError(f"operator {label!r}: the result column {column!r} is taken")
+            raise FlowError(
+                f"operator {label!r}: the result column {column!r} is taken; call it something else, as in "
+                "aggregate(n=ab.count())"
+            )
     agg.check(aggregates, node.schema, label)
     kernel = AggregateKernel(node.keys, node.schema, aggregates, node.append_only)
     detail = {"aggregates": {out: [a.kind, a.column] for out, a in aggregates.items()}}
