@@ -163,7 +163,7 @@ def slug(heading: str) -> str:
 @every_page
 def test_named_modules_exist(page: Path) -> None:
     for span in code_spans(page):
-        if re.fullmatch(r"[a-z]+/[a-z]+\.py", span):
+        if re.fullmatch(r"[a-z]+/[a-z_]+\.py", span):
             assert any((ROOT / base / span).exists() for base in ("src/anabranch", "")), (
                 f"{page.name}: {span}"
             )
