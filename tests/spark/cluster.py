@@ -47,12 +47,12 @@ class Cluster:
 
     def _spawn(self, name: str, env: dict[str, str], *command: str) -> None:
         environment = {**os.environ, **env, "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}
-        log = open(self.root / f"{name}.log", "wb")  # noqa: SIM115  closed with the process
-        self.processes.append(
-            subprocess.Popen(
-                [str(_CLASS), *command], env=environment, stdout=log, stderr=log, start_new_session=True
+        with open(self.root / f"{name}.log", "wb") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [str(_CLASS), *command], env=environment, stdout=log, stderr=log, start_new_session=True
+                )
             )
-        )
 
     def stop(self) -> None:
         for process in self.processes:

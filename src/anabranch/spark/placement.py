@@ -48,7 +48,7 @@ def _preferring(context: SparkContext, hosts: Sequence[HostId]) -> RDD[tuple[int
     for worker, host in enumerate(hosts):
         # A batch of one pickled pair, as PySpark's batched serializer would write it.
         element = bytearray(pickle.dumps([(worker, b"")], protocol=5))
-        preferred = jvm.PythonUtils.toSeq(jvm.PythonUtils.toList(jvm.java.util.Arrays.asList([host])))
+        preferred = jvm.PythonUtils.toSeq([host])
         elements.append(jvm.scala.Tuple2(element, preferred))
     sequence = jvm.PythonUtils.toSeq(elements)
     tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
@@ -57,9 +57,10 @@ def _preferring(context: SparkContext, hosts: Sequence[HostId]) -> RDD[tuple[int
 
 
 def executor_hosts(context: SparkContext) -> list[str]:
-    """The machines that have executors now, without the driver's own, in a stable order."""
-    tracker = context._jsc.sc().statusTracker()
-    hosts = {info.host() for info in tracker.getExecutorInfos()}
-    driver = (context.getConf().get("spark.driver.host"), context.getConf().get("spark.driver.port"))
-    infos = [(info.host(), str(info.port())) for info in tracker.getExecutorInfos()]
-    return sorted({host for host, port in infos if (host, port) != driver}) or sorted(hosts)
+    """The machines that have executors now, in a stable order; embedded, the driver is the executor."""
+    executors = context._jsc.sc().statusStore().executorList(True)
+    found = [executors.apply(place) for place in range(executors.size())]
+    embedded = context.master.startswith("local")
+    return sorted(
+        {one.hostPort().rpartition(":")[0] for one in found if embedded or one.id() != "driver"}
+    )
