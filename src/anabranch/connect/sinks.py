@@ -29,6 +29,10 @@ from anabranch.model.batch import STEP, WEIGHT
 _STAGING = "_staging"
 
 
+class _Missing(CorruptError):
+    """A published file is not there."""
+
+
 class FileSink(Sink):
     """One file for every staged frame; subclasses say how a frame is written."""
 
@@ -99,14 +103,24 @@ class FileSink(Sink):
         sync_directory(staging)
 
     def read(self, root: Path, files: Sequence[Staged]) -> pl.DataFrame:
-        frames = [self._read_one(Path(item.final), item.rows) for item in files]
+        frames = [self._read_committed(item) for item in files]
         return pl.concat(frames) if frames else pl.DataFrame()
+
+    def _read_committed(self, item: Staged) -> pl.DataFrame:
+        """A file that a commit record names: it may still be staged, and be renamed while we look."""
+        for path in (item.final, item.path):
+            if os.path.exists(path):
+                try:
+                    return self._read_one(Path(path), item.rows)
+                except _Missing:
+                    continue
+        return self._read_one(Path(item.final), item.rows)
 
     def _read_one(self, path: Path, rows: int) -> pl.DataFrame:
         try:
             frame = self.decode(path)
         except FileNotFoundError:
-            raise CorruptError(f"output file {path} is missing; restore it from a backup") from None
+            raise _Missing(f"output file {path} is missing; restore it from a backup") from None
         except (pl.exceptions.PolarsError, pa.ArrowException, OSError) as error:
             raise CorruptError(f"output file {path} is damaged: {error}") from error
         if frame.height != rows:
@@ -157,7 +171,7 @@ class JsonSink(FileSink):
         return pl.read_ndjson(path, infer_schema_length=None)
 
     def read(self, root: Path, files: Sequence[Staged]) -> pl.DataFrame:
-        frames = [self._read_one(Path(item.final), item.rows) for item in files]
+        frames = [self._read_committed(item) for item in files]
         frames = [frame for frame in frames if frame.height] or frames[:1]
         return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
 
@@ -263,7 +277,7 @@ def sink_like(fingerprint: Mapping[str, Any]) -> FileSink:
     """A sink that can read what one with this fingerprint has published.
 
     Raises:
-        CorruptError: the kind is unknown.
+        ConfigError: the kind is unknown.
     """
     kind, path = fingerprint.get("kind"), fingerprint.get("path")
     if kind == ParquetSink.kind:
@@ -274,4 +288,4 @@ def sink_like(fingerprint: Mapping[str, Any]) -> FileSink:
         return ConsoleSink()
     if kind == MemorySink.kind:
         return MemorySink([])
-    raise CorruptError(f"an output's sink of kind {kind!r} is unknown to this version")
+    raise ConfigError(f"an output's sink of kind {kind!r} is not one of ours; read it where that sink writes")

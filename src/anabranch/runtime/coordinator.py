@@ -140,14 +140,21 @@ class _Run:
             for name, source in sources.items():
                 source.start(self.jobdir.input_log(name))
             self._loop()
+        except UserError:
+            # What is committed stays good over a power failure too, however long the user takes to mend the rest.
+            self._sync()
+            raise
         finally:
             for source in sources.values():
                 source.close()
             self.writer.shutdown()
         self.co.listener.stopping("syncing state to disk")
+        self._sync()
+        return self.progress
+
+    def _sync(self) -> None:
         self.runner.on_workers(self._spec(Attempt(0), {}), sync_shards)
         self.log.snapshot(self.progress)
-        return self.progress
 
     # Starting.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from anabranch import errors
 
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _MARKED = re.compile(r"«anabranch ([0-9a-f]+)»")
 
 
@@ -34,3 +35,14 @@ def unwrap(text: str) -> errors.AnabranchError | None:
     kind = getattr(errors, body["class"], errors.EngineError)
     error: errors.AnabranchError = kind(*body["args"])
     return error
+
+
+def missing_module(text: str) -> errors.ConfigError | None:
+    """What to say when a worker cannot import what the flow needs; trying again would not help."""
+    found = _MISSING.search(text)
+    if found is None:
+        return None
+    return errors.ConfigError(
+        f"Spark's Python processes cannot import {found[1]!r}: put the module beside the flow's file, or install it "
+        "in the Python environment of every host"
+    )

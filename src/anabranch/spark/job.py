@@ -92,8 +92,10 @@ class StepRunner:
             answers: list[Any] = rdd.collect()
         except Py4JJavaError as error:
             text = str(error.java_exception)
-            raise failure.unwrap(text) or StepAborted(
-                f"step {spec.step}: Spark failed the job: {_first_lines(text)}"
+            raise (
+                failure.unwrap(text)
+                or failure.missing_module(text)
+                or StepAborted(f"step {spec.step}: Spark failed the job: {_first_lines(text)}")
             ) from error
         except Py4JError as error:
             raise StepAborted(f"step {spec.step}: lost the connection to Spark: {error}") from error

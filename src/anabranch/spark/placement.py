@@ -61,6 +61,4 @@ def executor_hosts(context: SparkContext) -> list[str]:
     executors = context._jsc.sc().statusStore().executorList(True)
     found = [executors.apply(place) for place in range(executors.size())]
     embedded = context.master.startswith("local")
-    return sorted(
-        {one.hostPort().rpartition(":")[0] for one in found if embedded or one.id() != "driver"}
-    )
+    return sorted({one.hostPort().rpartition(":")[0] for one in found if embedded or one.id() != "driver"})

@@ -63,12 +63,22 @@ def spark_context(
     for key, value in settings.items():
         spark_conf.set(key, value)
     with _errors_to(log_file):
-        context = SparkContext(conf=spark_conf, environment=dict(_ONE_THREAD))
+        context = SparkContext(conf=spark_conf, environment={**_ONE_THREAD, "PYTHONPATH": _own_modules()})
         context.setLogLevel("ERROR")
     try:
         yield context
     finally:
         context.stop()
+
+
+def _own_modules() -> str:
+    """Where the driver finds modules that are not installed, such as those beside the flow's file: workers on the
+    same machine look there too."""
+    return os.pathsep.join(
+        path
+        for path in sys.path
+        if path and not path.startswith((sys.prefix, sys.base_prefix)) and os.path.isdir(path)
+    )
 
 
 @contextmanager

@@ -122,7 +122,8 @@ def inspect_shards(spec: StepSpec, worker: WorkerId, regions: Iterable[RegionId]
         store = ShardStore.open(shard_path(directory, shard), identity(spec, shard))
         if not store.trusted(boot):
             raise ShardMismatch(
-                f"shard {store.path} was written before this machine's last boot and not synced; it cannot be trusted"
+                f"shard {store.path} was written before this machine's last boot and not synced, so it cannot be trusted "
+                "after the power failed; start the flow in a new --dir to compute it again from its inputs"
             )
         for region in regions:
             expected = spec.markers.get(region, {}).get(shard)

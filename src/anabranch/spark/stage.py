@@ -87,7 +87,14 @@ class _StageRun:
 
     def __call__(self) -> StageResult:
         for planned in self.plan.stage(self.stage):
-            self._run(planned)
+            try:
+                self._run(planned)
+            except RecordError as error:
+                if planned.node.role == "input":
+                    raise
+                raise RecordError(
+                    f"{error.where}, step {self.spec.step}", error.reason, error.record
+                ) from error
         if self.dead:
             self._stage_dead_letters()
         leaving = self._leave()
