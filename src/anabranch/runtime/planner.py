@@ -88,9 +88,13 @@ class Planner:
         return sorted(taken, key=lambda piece: (piece.partition, piece.start))
 
     def _in_turn(self, name: str, available: list[Available]) -> list[Available]:
-        last = self._served.get(name)
-        after = [one for one in available if last is not None and one.partition > last]
-        return after + [one for one in available if last is None or one.partition <= last]
+        """The partitions in the order of their names, beginning behind the one that was served last.
+
+        One order for all of them, whatever the source's is: where "10" stood behind "9" in one and before it in
+        the other, it would never come up.
+        """
+        last = self._served.get(name, PartitionId(""))
+        return sorted(available, key=lambda one: (one.partition <= last, one.partition))
 
     def assign(self, slices: Mapping[str, list[Slice]], layout: Layout) -> tuple[tuple[Assigned, ...], ...]:
         """Give each slice to a worker: its partition's own; parts of large ones to those with less to do."""

@@ -1,9 +1,10 @@
 """How many rows the next step takes, so that it lasts about as long as the user wants.
 
 A step's duration is close to `fixed + per_row · rows`.  Both are estimated from recent steps, with
-old ones forgotten by and by.  Pure: it reads no clock.
+old ones forgotten by and by, and at once where a step lasted twice or half as long as they said.  Steps of one size
+would tell nothing of either, so sizes sway a little around what is wanted.  Pure: it reads no clock.
 
-SIZE-1  The answer never exceeds the row limit, nor twice the largest step that was seen.
+SIZE-1  The answer never exceeds the row limit, nor twice the largest of recent steps.
 SIZE-2  Where the fixed part alone eats the target, a step still gets as much time for rows as
         the fixed part takes: a slow machine must not starve the flow.
 """
@@ -13,8 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 _FORGET = 0.9
+_FORGET_SURPRISED = 0.3
+_SWAY = 0.07
 _FIRST = 10_000
-_LEAST = 1_000
+_LEAST = 100
+_ALWAYS = 1_000
+"""What counts as a recent step's size where all were smaller: a trickle tells nothing of a flood."""
 
 
 @dataclass(slots=True)
@@ -23,29 +28,37 @@ class StepSizer:
 
     target: float
     max_rows: int
-    largest: int = _FIRST
+    # The largest recent step; it fades by a twentieth each step, down to _ALWAYS.
+    _largest: float = _FIRST
+    _steps: int = 0
     # Weighted sums over past steps: of weights, rows, seconds, rows², rows·seconds.
     _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+    # No less than the fixed part, as far as that has not grown by more than a fiftieth each step.
     _shortest: float = float("inf")
 
     def observe(self, rows: int, seconds: float) -> None:
         """Take in one step."""
+        fixed, slope = self.estimate()
+        expected = fixed + slope * rows
+        known = self._steps > 0 and 0.5 * expected <= seconds <= 2 * expected
+        forget = _FORGET if known else _FORGET_SURPRISED
         values = (1.0, float(rows), seconds, float(rows) * rows, rows * seconds)
-        self._sums = [old * _FORGET + new for old, new in zip(self._sums, values, strict=True)]
+        self._sums = [old * forget + new for old, new in zip(self._sums, values, strict=True)]
         self._shortest = min(self._shortest * 1.02, seconds)
-        self.largest = max(self.largest, rows)
+        self._largest = max(rows, 0.95 * self._largest, _ALWAYS)
+        self._steps += 1
 
     def estimate(self) -> tuple[float, float]:
         """(fixed seconds, seconds per row) as far as they can be told."""
         weight, rows, seconds, squares, products = self._sums
-        if weight == 0 or rows == 0:
+        if rows <= 0 or seconds <= 0:
             return 0.0, 0.0
         spread = weight * squares - rows * rows
         mean = seconds / rows
         if spread <= 1e-6 * weight * squares:
-            # Steps of one size tell nothing: blame little on the rows, and so try a larger one.
-            return 0.75 * seconds / weight, 0.25 * mean
-        slope = min(max((weight * products - rows * seconds) / spread, 0.02 * mean), mean)
+            # Half and half: right where a step lasts as long as it should, and a longer try where it does not.
+            return 0.5 * seconds / weight, 0.5 * mean
+        slope = min(max((weight * products - rows * seconds) / spread, 0.1 * mean), mean)
         fixed = max(0.0, (seconds - slope * rows) / weight)
         return min(fixed, self._shortest), slope
 
@@ -55,4 +68,6 @@ class StepSizer:
         if slope <= 0:
             return min(_FIRST, self.max_rows)
         for_rows = max(self.target - fixed, fixed, 0.1 * self.target)
-        return max(min(_LEAST, self.max_rows), min(int(for_rows / slope), 2 * self.largest, self.max_rows))
+        sway = 1 + _SWAY if self._steps % 2 else 1 - _SWAY
+        wanted = min(sway * for_rows / slope, 2 * self._largest, self.max_rows)
+        return min(max(int(wanted), _LEAST), self.max_rows)

@@ -1,0 +1,85 @@
+"""The layout that a run starts with."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.errors import ConfigError, JobDirError
+from anabranch.model.ids import HostId
+from anabranch.model.layout import Layout
+from anabranch.runtime.hosts import starting_layout
+from anabranch.runtime.settings import Settings
+
+
+def names(hosts: int) -> list[HostId]:
+    return [HostId(f"host-{number}") for number in range(hosts)]
+
+
+def start(before: Layout | None, hosts: int, **settings: int) -> Layout:
+    return starting_layout(names(hosts), Settings(**settings), before)  # type: ignore[arg-type]
+
+
+def test_a_new_job_has_a_worker_for_each_core_and_host() -> None:
+    layout = start(None, 5, workers=7)
+    assert len(layout.workers) == 7
+    assert set(layout.workers) == set(names(5))
+    assert len(start(None, 64).workers) >= 64
+
+
+def test_a_fixed_number_of_shards_stays() -> None:
+    before = start(None, 1, workers=2, shards=12)
+    assert len(before.shards) == 12
+    assert len(start(before, 1, workers=3).shards) == 12
+    assert start(before, 1, workers=2, shards=12) is before
+    with pytest.raises(JobDirError, match=r"--shards 16: the job was made with 12 shards"):
+        start(before, 1, shards=16)
+
+
+@pytest.mark.parametrize(
+    ("before", "hosts", "wanted", "message"),
+    [
+        (None, 3, {"workers": 2}, r"--workers 2: each of the 3 hosts needs a worker"),
+        (None, 1, {"workers": 4, "shards": 3}, r"--shards 3: fewer than the 4 workers"),
+        ({"workers": 3, "shards": 8}, 3, {"workers": 2}, r"--workers 2: the job's state is on 3 hosts"),
+        ({"workers": 3, "shards": 8}, 3, {"workers": 9}, r"--workers 9: the job has 8 shards"),
+    ],
+)
+def test_what_cannot_be(
+    before: dict[str, int] | None, hosts: int, wanted: dict[str, int], message: str
+) -> None:
+    layout = None if before is None else start(None, hosts, **before)
+    with pytest.raises(ConfigError, match=message):
+        start(layout, hosts, **wanted)
+
+
+def test_other_hosts_are_refused() -> None:
+    before = start(None, 2, workers=2)
+    with pytest.raises(JobDirError, match=r"hosts \['host-0', 'host-1'\], this run has \['host-0'\]"):
+        start(before, 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 5), st.lists(st.integers(1, 24), min_size=1, max_size=6), st.integers(24, 200))
+def test_shards_stay_on_their_host_and_are_even_there(hosts: int, workers: list[int], shards: int) -> None:
+    layout = start(None, hosts, workers=max(hosts, workers[0]), shards=shards)
+    for count in workers[1:]:
+        count = max(hosts, count)
+        after = start(layout, hosts, workers=count)
+        after.validate()
+        if count == len(layout.workers):
+            assert after is layout
+            continue
+        assert after.version == layout.version + 1
+        assert len(after.workers) == count
+        homes = [layout.workers[owner] for owner in layout.shards]
+        assert [after.workers[owner] for owner in after.shards] == homes
+        crowds = Counter(after.workers)
+        assert max(crowds.values()) - min(crowds.values()) <= 1
+        for host in names(hosts):
+            loads = [len(after.shards_of(worker)) for worker in after.workers_of(host)]
+            assert max(loads) - min(loads) <= 1
+        layout = after

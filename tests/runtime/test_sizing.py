@@ -1,0 +1,100 @@
+"""Steps as long as the user wants, on machines that cost `fixed + slope · rows`."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.runtime.sizing import StepSizer
+
+FIRST = 10_000
+
+
+def simulate(
+    sizer: StepSizer, fixed: float, slope: float, steps: int, noise: float = 0.0, seed: int = 0
+) -> list[tuple[int, float]]:
+    """Steps over an endless backlog: (rows, seconds without noise) of each."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(steps):
+        rows = sizer.next_rows()
+        seconds = fixed + slope * rows
+        sizer.observe(rows, seconds * (1 + noise * rng.random()))
+        found.append((rows, seconds))
+    return found
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.01, 0.06, 0.15])
+@pytest.mark.parametrize("slope", [1e-7, 1e-6, 1e-5, 1e-4])
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_converges_to_the_target(fixed: float, slope: float, noise: float) -> None:
+    sizer = StepSizer(0.2, 20_000_000)
+    last = simulate(sizer, fixed, slope, 60, noise)[-20:]
+    mean = sum(seconds for _, seconds in last) / len(last)
+    # Where the fixed part is most of the target, rows get as much time as it takes (SIZE-2).
+    wanted = max(0.2, 2 * fixed)
+    assert 0.6 * wanted <= mean <= 1.5 * wanted
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("fixed", [0.0, 0.06])
+def test_stays_at_the_target_for_long(fixed: float, noise: float) -> None:
+    later = simulate(StepSizer(0.2, 20_000_000), fixed, 1e-6, 1000, noise)[100:]
+    assert max(seconds for _, seconds in later) <= 0.5
+
+
+def test_slow_rows_get_small_steps() -> None:
+    last = simulate(StepSizer(0.2, 20_000_000), 0.03, 0.001, 40)[-10:]
+    assert all(0.1 <= seconds <= 0.4 for _, seconds in last)
+
+
+@pytest.mark.parametrize("fixed", [0.3, 1.0, 5.0])
+def test_a_fixed_part_beyond_the_target_does_not_starve_the_flow(fixed: float) -> None:
+    slope = 1e-6
+    rows, _ = simulate(StepSizer(0.2, 20_000_000), fixed, slope, 60)[-1]
+    assert rows * slope >= 0.5 * fixed
+
+
+def test_grows_from_small_steps_when_the_fixed_part_dominates() -> None:
+    sizer = StepSizer(0.2, 20_000_000)
+    # A trickle: ten rows at a time, and then a backlog.
+    for _ in range(50):
+        sizer.observe(10, 0.05)
+    sizes = [rows for rows, _ in simulate(sizer, 0.05, 1e-6, 40)]
+    assert sizes[0] > 10
+    assert min(sizes[10:]) > 75_000
+
+
+def test_follows_a_machine_that_becomes_slower() -> None:
+    sizer = StepSizer(0.2, 20_000_000)
+    simulate(sizer, 0.05, 1e-6, 60)
+    _, seconds = simulate(sizer, 0.05, 1e-5, 60)[-1]
+    assert 0.1 <= seconds <= 0.3
+
+
+observations = st.lists(
+    st.tuples(st.integers(0, 10**8), st.floats(0.0, 1e4, allow_nan=False)), min_size=0, max_size=30
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(observations, st.integers(1, 10**8), st.floats(1e-3, 100.0))
+def test_never_exceeds_its_limits(seen: list[tuple[int, float]], limit: int, target: float) -> None:
+    sizer = StepSizer(target, limit)
+    largest = FIRST
+    assert 1 <= sizer.next_rows() <= min(limit, FIRST)
+    for rows, seconds in seen:
+        rows = min(rows, limit)
+        sizer.observe(rows, seconds)
+        largest = max(largest, rows)
+        assert 1 <= sizer.next_rows() <= min(limit, 2 * largest)
+        fixed, slope = sizer.estimate()
+        assert fixed >= 0
+        assert slope >= 0
+
+
+def test_a_small_limit_wins() -> None:
+    assert [rows for rows, _ in simulate(StepSizer(0.2, 7), 0.05, 1e-6, 5)] == [7] * 5
