@@ -318,6 +318,17 @@ def test_a_changed_flow_has_another_fingerprint(changed: dict[str, Any]) -> None
     assert make_plan(build(**changed)).fingerprint != make_plan(build()).fingerprint
 
 
+def test_the_order_of_columns_counts() -> None:
+    # Rows are stored column by column, in this order.
+    def plan(*columns: str) -> Plan:
+        flow = ab.Flow("f")
+        source = ab.iterable([], schema={"key": str, **dict.fromkeys(columns, int)})
+        flow.input("rows", source).key_by("key").distinct().output("out")
+        return make_plan(flow)
+
+    assert plan("a", "b").fingerprint != plan("b", "a").fingerprint
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> ab.Flow:
     """Random graphs over two integer columns, diamonds and self-joins among them."""

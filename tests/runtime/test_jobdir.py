@@ -185,6 +185,23 @@ def test_a_changed_flow_is_told_what_changed(
             jobdir.check_same_flow(plan(**changed))
 
 
+def test_a_changed_order_of_columns_is_told(tmp_path: Path) -> None:
+    def ordered(*columns: str) -> Plan:
+        flow = ab.Flow("f")
+        source = ab.iterable([], schema=dict.fromkeys(columns, int))
+        flow.input("rows", source).distinct(name="d").output("out")
+        return make_plan(flow)
+
+    jobdir = JobDir(tmp_path)
+    with jobdir.locked():
+        jobdir.create(ordered("b", "a"))
+    jobdir.check_same_flow(ordered("b", "a"))
+    with pytest.raises(
+        JobDirError, match=r"operator 'd': schema was {'b': .*, 'a': .*}, is {'a': .*, 'b': .*}"
+    ):
+        jobdir.check_same_flow(ordered("a", "b"))
+
+
 def test_an_operator_that_is_gone_is_told(tmp_path: Path) -> None:
     jobdir = JobDir(tmp_path)
     with jobdir.locked():

@@ -198,7 +198,8 @@ def _feed(
 def _fingerprint(name: str, nodes: Iterable[Node]) -> str:
     """Identifies the graph, its types and parameters, not the code of the user's functions."""
     described = [describe(node) for node in nodes]
-    text = json.dumps({"flow": name, "operators": described}, sort_keys=True, default=str)
+    # Keys are not sorted: rows are stored in the order of their columns.
+    text = json.dumps({"flow": name, "operators": described}, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

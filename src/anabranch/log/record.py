@@ -68,7 +68,7 @@ def sync_directory(directory: Path) -> None:
 @contextmanager
 def _temporary(path: Path, payload: Any, *, durable: bool) -> Iterator[Path]:
     """The record under a name of its own beside its place; the name is gone afterwards."""
-    body = json.dumps(payload, separators=(",", ":"), sort_keys=True).encode()
+    body = json.dumps(payload, separators=(",", ":")).encode()
     # A process number would not do: two containers on shared storage may both be number 1.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:

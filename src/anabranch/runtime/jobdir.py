@@ -125,7 +125,8 @@ class JobDir:
             changes += [
                 f"operator {name!r}: {field} was {before[name].get(field)!r}, is {after[name].get(field)!r}"
                 for field in sorted(before[name].keys() | after[name].keys())
-                if before[name].get(field) != after[name].get(field)
+                # As text: the order of columns counts.
+                if json.dumps(before[name].get(field)) != json.dumps(after[name].get(field))
             ]
         if job["flow"] != plan.name:
             changes.append(f"the flow was called {job['flow']!r}, is called {plan.name!r}")

@@ -1,0 +1,85 @@
+"""Outputs as a reader finds them."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from written_job import written_job
+
+import anabranch as ab
+from anabranch.connect.sink import Sink
+from anabranch.errors import CorruptError, JobDirError
+from anabranch.model.ids import Step
+from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.outputs import changes, json_ready, output_names, table
+
+SCHEMA: dict[str, Any] = {"k": str, "n": int}
+STEPS: list[list[tuple[object, ...]]] = [
+    [("b", 1, 1), ("a", 1, 1)],
+    [],
+    [("a", 1, -1), ("a", 2, 1), (None, 7, 2)],
+    [("b", 1, -1)],
+]
+
+
+@pytest.mark.parametrize(
+    "sink", [ab.parquet(), ab.jsonl(), ab.console(), ab.memory([])], ids=lambda s: s.kind
+)
+def test_changes_add_up_to_the_table(tmp_path: Path, sink: Sink) -> None:
+    job = written_job(tmp_path, STEPS, SCHEMA, sink)
+    assert changes(job, "out").rows() == [
+        ("b", 1, 1, 0),
+        ("a", 1, 1, 0),
+        ("a", 1, -1, 2),
+        ("a", 2, 1, 2),
+        (None, 7, 2, 2),
+        ("b", 1, -1, 3),
+    ]
+    assert changes(job, "out", Step(3)).rows() == [("b", 1, -1, 3)]
+    assert table(job, "out").rows() == [("a", 2, 1), (None, 7, 2)]
+    assert table(job, "out").columns == ["k", "n", "__weight"]
+
+
+def test_columns_without_an_order(tmp_path: Path) -> None:
+    job = written_job(
+        tmp_path, [[([1], 1), ([1], 1), ([2], 1), ([2], -1)]], {"l": pl.List(pl.Int64())}, ab.parquet()
+    )
+    assert table(job, "out").rows() == [([1], 2)]
+
+
+@pytest.mark.parametrize("steps", [[], [[]], [[], []]])
+def test_no_rows(tmp_path: Path, steps: list[list[tuple[object, ...]]]) -> None:
+    job = written_job(tmp_path, steps, {"z": int, "a": str}, ab.parquet())
+    assert changes(job, "out").columns == ["z", "a", "__weight", "__step"]
+    assert table(job, "out").columns == ["z", "a", "__weight"]
+    assert table(job, "out").is_empty()
+    assert table(job, "dead_letters").is_empty()
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    job = written_job(tmp_path, STEPS, SCHEMA, ab.parquet())
+    assert output_names(job) == ["out", "dead_letters"]
+    with pytest.raises(JobDirError, match=r"no output 'in'; it has out, dead_letters"):
+        changes(job, "in")
+    next((tmp_path / "outputs" / "out").glob("step-2*")).unlink()
+    with pytest.raises(CorruptError, match=r"step-2.*missing"):
+        table(job, "out")
+    with pytest.raises(JobDirError, match=r"does not exist"):
+        table(JobDir(tmp_path / "no"), "out")
+
+
+def test_rows_as_json() -> None:
+    frame = pl.DataFrame(
+        {"b": [b"\xff\x00", None], "d": [Decimal("1.10"), None], "n": [1, 2]},
+        schema={"b": pl.Binary(), "d": pl.Decimal(38, 2), "n": pl.Int64()},
+    )
+    lines = json_ready(frame).write_ndjson().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"b": "/wA=", "d": "1.10", "n": 1},
+        {"b": None, "d": None, "n": 2},
+    ]
