@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
         steps=options.steps,
         ui=options.ui,
     )
-    display = JsonDisplay() if options.json else TextDisplay()
+    display: JsonDisplay | TextDisplay = JsonDisplay() if options.json else TextDisplay()
     plan = make_plan(load_flow(options.flow, for_workers=True))
     coordinator = Coordinator(plan, Path(options.dir), settings, display)
 
@@ -52,8 +52,13 @@ def run(options: Namespace) -> int:
         coordinator.request_stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+    def listen() -> None:
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGTERM, stop)
+
+    listen()
+    # PySpark puts a handler of its own, which cancels the step under way, in the place of ours.
+    display.when_started = listen
     display.stopped(coordinator.run())
     return 0
 
@@ -155,8 +160,8 @@ def output(options: Namespace) -> int:
         tbl_hide_column_data_types=True,
     ):
         print(shown)
-    more = f" of {frame.height:,}" if shown.height < frame.height else ""
-    print(f"{shown.height:,}{more} {'changes' if options.changes else 'rows'}")
+    part = f"{shown.height:,} of " if shown.height < frame.height else ""
+    print(part + plural(frame.height, "change" if options.changes else "row"))
     return 0
 
 

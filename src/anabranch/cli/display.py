@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from anabranch.errors import AnabranchError
@@ -18,10 +19,15 @@ _LIVE_EVERY = 0.1
 _PLAIN_EVERY = 1.0
 
 
+def _nothing() -> None:
+    pass
+
+
 class TextDisplay:
     """One line that is rewritten on a terminal; one line a second elsewhere."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        self.when_started: Callable[[], None] = _nothing
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty()
         self._last = 0.0
@@ -29,6 +35,7 @@ class TextDisplay:
         self._busy = 0.0
 
     def started(self, layout: Layout, progress: Progress) -> None:
+        self.when_started()
         again = f", continuing at step {progress.next_step}" if progress.next_step else ""
         self._say(
             f"running with {plural(len(layout.workers), 'worker')} on {plural(len(layout.hosts), 'host')}, "
@@ -83,7 +90,11 @@ class TextDisplay:
 class JsonDisplay:
     """One JSON object a line, on standard output."""
 
+    def __init__(self) -> None:
+        self.when_started: Callable[[], None] = _nothing
+
     def started(self, layout: Layout, progress: Progress) -> None:
+        self.when_started()
         self._write(
             event="started",
             workers=len(layout.workers),
@@ -137,4 +148,4 @@ def human(number: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     """A count with its noun: 1 step, 2 steps."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
