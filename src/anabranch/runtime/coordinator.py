@@ -130,16 +130,22 @@ class _Run:
         self.log = StepLog(self.jobdir.log)
         self.progress = self.log.load()
         self.runner = StepRunner(context, coordinator.plan, placed=not coordinator.settings.embedded)
+        # Plan records are written, and outputs published, beside the Spark job of a step; each in order.
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="anabranch-plan")
+        self.publisher = ThreadPoolExecutor(1, thread_name_prefix="anabranch-publish")
+        self.published: Future[None] | None = None
         self.layout = self._settle_layout()
 
     def run(self) -> Progress:
-        self._publish_last()
         sources = self.co.planner.sources
         try:
+            self._publish_last()
             for name, source in sources.items():
                 source.start(self.jobdir.input_log(name))
             self._loop()
+            self._await_published()
+            self.co.listener.stopping("syncing state to disk")
+            self._sync()
         except UserError:
             # What is committed stays good over a power failure too, however long the user takes to mend the rest.
             self._sync()
@@ -148,8 +154,8 @@ class _Run:
             for source in sources.values():
                 source.close()
             self.writer.shutdown()
-        self.co.listener.stopping("syncing state to disk")
-        self._sync()
+            self.publisher.shutdown()
+            self.runner.close()
         return self.progress
 
     def _sync(self) -> None:
@@ -214,7 +220,8 @@ class _Run:
         reports = self._attempts(slices, recorded)
         ran = time.monotonic()
         commit = self._commit(slices, reports, recorded, ran - started)
-        self._publish(commit)
+        # Readers see the step from here on; giving its files their final names can go on beside the next one.
+        self.published = self.publisher.submit(self._publish, commit)
         ended = time.monotonic()
         self.co.sizer.observe(commit["input_rows"], ended - started)
         done = StepDone(
@@ -279,12 +286,19 @@ class _Run:
     ) -> dict[str, Any]:
         commit = commit_record(self.progress.next_step, self.epoch, self.layout, reports, seconds)
         recorded.result()
+        # At most one step is committed and not yet published: the one that a restart publishes again.
+        self._await_published()
         self.log.write_commit(self.progress.next_step, commit)
         described = {name: [piece.to_json() for piece in pieces] for name, pieces in slices.items()}
         self.progress.advance({"slices": described}, commit)
         if self.progress.next_step % SNAPSHOT_EVERY == 0:
             self.log.snapshot(self.progress)
         return commit
+
+    def _await_published(self) -> None:
+        published, self.published = self.published, None
+        if published is not None:
+            published.result()
 
     def _publish(self, commit: dict[str, Any]) -> None:
         for name, output in commit["outputs"].items():

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext
-from pyspark.core.rdd import RDD
+from pyspark import SparkContext, cloudpickle
 
 from anabranch.errors import AnabranchError, StepAborted
 from anabranch.flow.plan import Plan
 from anabranch.model.ids import WorkerId
 from anabranch.spark import failure
 from anabranch.spark.blob import decode
-from anabranch.spark.placement import make_handles, receiver_of
+from anabranch.spark.dag import Dag, Exchanging
 from anabranch.spark.ship import ShippedPlan
 from anabranch.spark.spec import Report, StepSpec
 from anabranch.spark.stage import run_stage
@@ -25,14 +25,21 @@ log = logging.getLogger(__name__)
 
 
 class StepRunner:
-    """Runs steps of one plan on one Spark context.  Not for two threads at a time."""
+    """Runs steps of one plan on one Spark context.  Not for two threads at a time.
+
+    Handles keep workers at the host that holds their shards: a *handle* is one cached partition per worker, made on
+    the host that the layout names.  On a cluster every stage is a narrow union of the handles with what was
+    exchanged, so Spark runs a task where its handle is.  They are rebuilt for each layout and before each retry: a
+    lost executor takes its handles along.
+    """
 
     def __init__(self, context: SparkContext, plan: Plan, placed: bool) -> None:
         self.context = context
         self.plan = plan
         self.placed = placed
         self._plan = ShippedPlan(context, plan)
-        self._handles: RDD[tuple[int, bytes]] | None = None
+        self._dag = Dag(context, [self._plan.broadcast])
+        self._handles: Any = None
         self._handles_for: tuple[Any, ...] = ()
         self._sweeper: threading.Thread | None = None
 
@@ -43,17 +50,8 @@ class StepRunner:
             AnabranchError: what a task raised; StepAborted when Spark itself failed the job.  Nothing of
                 the step is visible then, and it may be run again under a higher attempt.
         """
-        handles = self._handles_of(spec)
-        shuffles: list[RDD[Any]] = []
-        stages = handles.mapPartitionsWithIndex(_task(self._plan, spec, 0))
-        for stage in range(1, self.plan.depth + 1):
-            exchanged = stages.partitionBy(spec.workers, receiver_of)
-            shuffles.append(exchanged)
-            arrived = self.context.union([handles, handles, exchanged])
-            stages = arrived.mapPartitionsWithIndex(_task(self._plan, spec, stage))
-        answers = self._collect(spec, stages)
-        self._spend(shuffles)
-        reports = [Report.from_wire(wire) for _, data in answers for wire in decode(data).reports]
+        answers = self._guarded(spec, lambda: self._stages(spec))
+        reports = [Report.from_wire(wire) for data in answers for wire in decode(data).reports]
         if log.isEnabledFor(logging.DEBUG):
             for report in reports:
                 log.debug(
@@ -66,30 +64,44 @@ class StepRunner:
                 )
         return reports
 
-    def on_workers(self, spec: StepSpec, ask: Callable[[StepSpec, WorkerId], Any]) -> list[Any]:
+    def on_workers(self, spec: StepSpec, ask: Callable[[StepSpec, WorkerId], None]) -> None:
         """Call `ask` once for each worker, at its host; for what happens between steps."""
-
-        def run(index: int, pairs: Iterable[tuple[int, bytes]]) -> Iterator[Any]:
-            list(pairs)
-            try:
-                yield ask(spec, WorkerId(index))
-            except AnabranchError as error:
-                raise failure.wrap(error) from error
-
-        return self._collect(spec, self._handles_of(spec).mapPartitionsWithIndex(run))
+        task = _Ask(cloudpickle.dumps(ask), spec)
+        self._guarded(spec, lambda: self._dag.collect(self._handles_of(spec), task))
 
     def forget_handles(self) -> None:
         """Rebuild the handles before the next step: a layout changed, or an attempt failed."""
         handles, self._handles = self._handles, None
         if handles is not None:
             try:
-                handles.unpersist()
+                handles.unpersist(False)
             except Py4JError as error:
                 log.warning("could not release handles error=%s", error)
 
-    def _collect(self, spec: StepSpec, rdd: RDD[Any]) -> list[Any]:
+    def close(self) -> None:
+        """Release what this runner holds in Spark; the context stays."""
+        if self._sweeper is not None:
+            self._sweeper.join()
+        self.forget_handles()
+        self._plan.release()
+
+    def _stages(self, spec: StepSpec) -> list[bytes]:
+        handles = arrived = self._handles_of(spec)
+        shuffles: list[Any] = []
+        for stage in range(self.plan.depth):
+            exchanged, shuffle = self._dag.exchanged(
+                arrived, Exchanging(_Stage(self._plan, spec, stage)), spec.workers
+            )
+            shuffles.append(shuffle)
+            # Embedded, all tasks run in one place anyway.
+            arrived = self._dag.beside(handles, exchanged) if self.placed else exchanged
+        answers = self._dag.collect(arrived, _Last(_Stage(self._plan, spec, self.plan.depth)))
+        self._sweep(shuffles)
+        return answers
+
+    def _guarded(self, spec: StepSpec, job: Callable[[], list[bytes]]) -> list[bytes]:
         try:
-            answers: list[Any] = rdd.collect()
+            return job()
         except Py4JJavaError as error:
             text = str(error.java_exception)
             raise (
@@ -97,50 +109,81 @@ class StepRunner:
                 or failure.missing_module(text)
                 or StepAborted(f"step {spec.step}: Spark failed the job: {_first_lines(text)}")
             ) from error
-        except Py4JError as error:
+        except (Py4JError, EOFError, OSError) as error:
             raise StepAborted(f"step {spec.step}: lost the connection to Spark: {error}") from error
-        return answers
 
-    def _handles_of(self, spec: StepSpec) -> RDD[tuple[int, bytes]]:
+    def _handles_of(self, spec: StepSpec) -> Any:
         key = spec.layout.workers
         if self._handles is None or self._handles_for != key:
             self.forget_handles()
-            self._handles = make_handles(self.context, spec.layout.workers, self.placed)
+            self._handles = self._dag.handles(spec.layout.workers, self.placed)
             self._handles_for = key
         return self._handles
 
-    def _spend(self, shuffles: list[RDD[Any]]) -> None:
+    def _sweep(self, shuffles: list[Any]) -> None:
         """Free the shuffle files of a step that is over, beside the next one: Spark itself waits for a
         garbage collection, and leaves the files of dozens of jobs until then."""
         if self._sweeper is not None:
             self._sweeper.join()
-        self._sweeper = threading.Thread(target=_sweep, args=(self.context, shuffles), daemon=True)
+        self._sweeper = threading.Thread(target=_free, args=(self.context, shuffles), daemon=True)
         self._sweeper.start()
 
 
-def _sweep(context: SparkContext, shuffles: list[RDD[Any]]) -> None:
-    try:
-        cleaner = context._jsc.sc().cleaner().get()
-        for rdd in shuffles:
-            shuffled = rdd._jrdd.rdd().dependencies().apply(0).rdd()
-            cleaner.doCleanupShuffle(shuffled.dependencies().apply(0).shuffleId(), False)
-    except (Py4JError, AttributeError) as error:
-        # Spark's own cleaner frees them later; only disk space is at stake.
-        log.debug("could not free shuffle files error=%s", error)
+class _Stage:
+    """One stage as a task: a small object that any worker can unpickle."""
 
+    def __init__(self, plan: ShippedPlan, spec: StepSpec, stage: int) -> None:
+        self.plan = plan
+        self.spec = spec
+        self.stage = stage
 
-def _task(
-    shipped: ShippedPlan, spec: StepSpec, stage: int
-) -> Callable[[int, Iterable[tuple[int, bytes]]], Iterator[tuple[int, bytes]]]:
-    def run(index: int, pairs: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         # Handles are empty; everything is drained, or Spark would throw the Python process away.
-        arrived = [blob for _, blob in pairs if blob]
+        arrived = [blob for blob in blobs if blob]
+        if self.stage == 0:
+            arrived = []
         try:
-            yield from run_stage(shipped.plan(), spec, stage, WorkerId(index), arrived)
+            yield from run_stage(self.plan.plan(), self.spec, self.stage, WorkerId(partition), arrived)
         except AnabranchError as error:
             raise failure.wrap(error) from error
 
-    return run
+
+class _Last:
+    """The last stage: its blobs go to the driver."""
+
+    def __init__(self, stage: _Stage) -> None:
+        self.stage = stage
+
+    def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
+        for _, blob in self.stage(partition, blobs):
+            yield blob
+
+
+class _Ask:
+    """A function of (spec, worker), run once for each worker."""
+
+    def __init__(self, function: bytes, spec: StepSpec) -> None:
+        self.function = function
+        self.spec = spec
+
+    def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
+        for _ in blobs:
+            pass
+        try:
+            pickle.loads(self.function)(self.spec, WorkerId(partition))
+        except AnabranchError as error:
+            raise failure.wrap(error) from error
+        return iter(())
+
+
+def _free(context: SparkContext, shuffles: list[Any]) -> None:
+    try:
+        cleaner = context._jsc.sc().cleaner().get()
+        for shuffle in shuffles:
+            cleaner.doCleanupShuffle(shuffle.rdd().dependencies().apply(0).shuffleId(), False)
+    except (Py4JError, AttributeError) as error:
+        # Spark's own cleaner frees them later; only disk space is at stake.
+        log.debug("could not free shuffle files error=%s", error)
 
 
 def _first_lines(text: str, limit: int = 12) -> str:

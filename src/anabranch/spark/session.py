@@ -62,13 +62,30 @@ def spark_context(
     spark_conf = SparkConf(loadDefaults=True)
     for key, value in settings.items():
         spark_conf.set(key, value)
-    with _errors_to(log_file):
-        context = SparkContext(conf=spark_conf, environment={**_ONE_THREAD, "PYTHONPATH": _own_modules()})
+    # Spark's Python processes inherit the JVM's environment.  Given to SparkContext instead, every task would
+    # carry it along.
+    with _errors_to(log_file), _environment({**_ONE_THREAD, "PYTHONPATH": _own_modules()}):
+        context = SparkContext(conf=spark_conf)
         context.setLogLevel("ERROR")
     try:
         yield context
     finally:
         context.stop()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for processes that are started inside."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _own_modules() -> str:

@@ -31,7 +31,7 @@ class ShippedPlan:
                 f"flow {plan.name!r} cannot be sent to workers: {error}; a function of it holds something that only "
                 "exists in this process, such as an open file, a lock or a connection"
             ) from error
-        self._broadcast: Any = context.broadcast(data)
+        self.broadcast: Any = context.broadcast(data)
 
     def plan(self) -> Plan:
         """The plan, in a task."""
@@ -39,9 +39,9 @@ class ShippedPlan:
         if plan is None:
             while len(_plans) >= _KEPT:
                 del _plans[next(iter(_plans))]
-            plan = _plans[self.id] = pickle.loads(self._broadcast.value)
+            plan = _plans[self.id] = pickle.loads(self.broadcast.value)
         return plan
 
     def release(self) -> None:
         """Free the executors' copies (driver)."""
-        self._broadcast.unpersist()
+        self.broadcast.unpersist()
