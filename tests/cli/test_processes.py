@@ -86,7 +86,7 @@ def test_run_until_idle_and_look_at_it(tmp_path: Path) -> None:
     assert "is not running" in call("stop", job)
 
 
-def test_a_running_job_is_stopped_from_outside_and_goes_on(tmp_path: Path) -> None:
+def test_a_running_job_is_stopped_from_outside(tmp_path: Path) -> None:
     flow, job = write_flow(tmp_path)
     jobdir = JobDir(Path(job))
     with subprocess.Popen(

@@ -120,6 +120,19 @@ def test_a_foreign_directory_is_left_alone(tmp_path: Path) -> None:
         JobDir(tmp_path / "nowhere").job()
 
 
+@pytest.mark.parametrize("path", ["file", "file/job"])
+def test_a_file_is_no_directory(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").write_text("precious")
+    with (
+        pytest.raises(JobDirError, match=r"file.* cannot be used as a job directory: "),
+        JobDir(tmp_path / path).locked(),
+    ):
+        pass
+    with pytest.raises(JobDirError, match=r"is not a job directory|does not exist"):
+        JobDir(tmp_path / path).job()
+    assert not JobDir(tmp_path / path).running()
+
+
 def test_a_coordinator_that_died_at_once_left_nothing_that_matters(tmp_path: Path) -> None:
     with JobDir(tmp_path).locked():
         for folder in ("epochs", "layouts", "log", "inputs", "outputs", "state", "control"):

@@ -88,7 +88,7 @@ class JobDir:
         """The job's own record.  Raises JobDirError when the directory holds none."""
         try:
             job: dict[str, Any] = record.read(self.path / "job.json")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             what = "is not a job directory (it has no job.json)" if self.path.exists() else "does not exist"
             raise JobDirError(
                 f"{self.path} {what}; `anabranch run FLOW.py --dir {self.path}` makes one"
@@ -143,11 +143,10 @@ class JobDir:
         """Be the one coordinator; gives the epoch.
 
         Raises:
-            JobDirError: another coordinator is at work, and is named; or the directory is not a job's.
+            JobDirError: another coordinator is at work, and is named; the directory is not a job's, or cannot
+                be written to.
         """
-        self._refuse_foreign()
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / "lock", "a+") as file:
+        with self._open_lock() as file:
             if not _lock_patiently(file):
                 file.seek(0)
                 raise JobDirError(
@@ -159,12 +158,22 @@ class JobDir:
             file.flush()
             yield self._next_epoch()
 
+    def _open_lock(self) -> IO[str]:
+        try:
+            self._refuse_foreign()
+            self.path.mkdir(parents=True, exist_ok=True)
+            return open(self.path / "lock", "a+")
+        except OSError as error:
+            raise JobDirError(
+                f"{self.path} cannot be used as a job directory: {error.strerror}; choose another --dir"
+            ) from error
+
     def running(self) -> bool:
         """Whether a coordinator holds the lock now."""
         try:
             with open(self.path / "lock") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except BlockingIOError:
             return True
@@ -206,7 +215,7 @@ class JobDir:
     def status(self) -> dict[str, Any]:
         try:
             status: dict[str, Any] = record.read(self.path / "status.json")
-        except (FileNotFoundError, CorruptError):
+        except (FileNotFoundError, NotADirectoryError, CorruptError):
             return {"state": "new"}
         return status
 
