@@ -65,7 +65,7 @@ def compare(
     """
     if (least is None) == (most is None):
         raise ValueError(f"benchmark {name!r} needs exactly one of `least` and `most`")
-    ratio = ours / theirs if theirs else float("inf")
+    ratio = ours / theirs if theirs else (1.0 if not ours else sys.float_info.max)
     if least is not None:
         return Row(name, ours, theirs, unit, ratio, f">= {least:g}", ratio >= least)
     assert most is not None
@@ -193,6 +193,13 @@ def environment(peer: str) -> Path:
     return python
 
 
+def ours(script: str, *args: object, timeout: float = 900) -> dict[str, Any]:
+    """Runs `bench/ours/<script>.py` in a process of its own, as peers run, and returns its result."""
+    return _run(
+        script, [sys.executable, "-m", f"bench.ours.{script}", *(str(arg) for arg in args)], ROOT, timeout
+    )
+
+
 def peer(script: str, *args: object, timeout: float = 900) -> dict[str, Any]:
     """Runs `bench/peers/<script>.py` in its environment and returns the JSON object of its last line.
 
@@ -203,12 +210,16 @@ def peer(script: str, *args: object, timeout: float = 900) -> dict[str, Any]:
     """
     name = script.partition("_")[0]
     command = [str(environment(name)), str(PEERS / f"{script}.py"), *(str(arg) for arg in args)]
+    with tempfile.TemporaryDirectory(prefix="bench-peer-") as work:
+        return _run(script, command, Path(work), timeout)
+
+
+def _run(script: str, command: list[str], work: Path, timeout: float) -> dict[str, Any]:
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{script}-{os.getpid()}-{time.monotonic_ns()}.log"
     # A peer must not run with our interpreter, our Spark or our module path.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_", "PYTHON"))}
     with (
-        tempfile.TemporaryDirectory(prefix="bench-peer-") as work,
         log.open("w") as errors,
         subprocess.Popen(
             command,
@@ -233,7 +244,7 @@ def peer(script: str, *args: object, timeout: float = 900) -> dict[str, Any]:
     if result is None or child.returncode != 0:
         with log.open("a") as out:
             out.write(f"\n--- stdout ---\n{printed}\n--- {outcome}\n")
-        raise PeerFailed(f"peer {script} gave no result ({outcome}): see {log}")
+        raise PeerFailed(f"{script} gave no result ({outcome}): see {log}")
     log.unlink()
     return result
 

@@ -72,7 +72,7 @@ class Coordinator:
         self.sinks |= {name: node.sink for name, node in plan.outputs.items() if node.sink is not None}
         sources = {name: node.source for name, node in plan.inputs.items() if node.source is not None}
         self.planner = Planner(sources)
-        self.sizer = StepSizer(settings.target_seconds, settings.max_step_rows)
+        self.sizer = StepSizer(settings.target_seconds, settings.max_step_rows, settings.first_step_rows)
         self._stop = False
 
     def request_stop(self) -> None:

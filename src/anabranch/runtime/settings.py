@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from anabranch.errors import ConfigError
+from anabranch.runtime.sizing import FIRST_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Settings:
         master: a Spark master; the default is embedded, on all cores.
         conf: more Spark settings.
         target_seconds: how long a step should last.
+        first_step_rows: rows of the first step, before anything is known about how long they take.
         max_step_rows, max_step_bytes: limits of one step, so that memory is bounded.
         shards: a fixed number of shards for a new job; None takes about 16 for each worker.
         state_dir: where hosts keep their shards; None: in the job directory.
@@ -32,6 +34,7 @@ class Settings:
     master: str = "local[*]"
     conf: Mapping[str, str] = field(default_factory=dict)
     target_seconds: float = 0.2
+    first_step_rows: int = FIRST_ROWS
     max_step_rows: int = 20_000_000
     max_step_bytes: int = 512 << 20
     shards: int | None = None
@@ -47,6 +50,7 @@ class Settings:
             ("hosts", 1),
             ("shards", 1),
             ("steps", 0),
+            ("first_step_rows", 1),
             ("max_step_rows", 1),
             ("max_step_bytes", 1),
             ("max_attempts", 1),

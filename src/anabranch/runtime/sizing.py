@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 _FORGET = 0.9
 _FORGET_SURPRISED = 0.3
 _SWAY = 0.07
-_FIRST = 10_000
+FIRST_ROWS = 10_000
 _LEAST = 100
 _ALWAYS = 1_000
 """What counts as a recent step's size where all were smaller: a trickle tells nothing of a flood."""
@@ -28,13 +28,17 @@ class StepSizer:
 
     target: float
     max_rows: int
-    # The largest recent step; it fades by a twentieth each step, down to _ALWAYS.
-    _largest: float = _FIRST
+    first: int = FIRST_ROWS
+    # The largest recent step, at first `first`; it fades by a twentieth each step, down to _ALWAYS.
+    _largest: float = 0.0
     _steps: int = 0
     # Weighted sums over past steps: of weights, rows, seconds, rows², rows·seconds.
     _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
     # No less than the fixed part, as far as that has not grown by more than a fiftieth each step.
     _shortest: float = float("inf")
+
+    def __post_init__(self) -> None:
+        self._largest = self.first
 
     def observe(self, rows: int, seconds: float) -> None:
         """Take in one step."""
@@ -66,7 +70,7 @@ class StepSizer:
         """Rows for the next step."""
         fixed, slope = self.estimate()
         if slope <= 0:
-            return min(_FIRST, self.max_rows)
+            return min(self.first, self.max_rows)
         for_rows = max(self.target - fixed, fixed, 0.1 * self.target)
         sway = 1 + _SWAY if self._steps % 2 else 1 - _SWAY
         wanted = min(sway * for_rows / slope, 2 * self._largest, self.max_rows)
