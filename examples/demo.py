@@ -44,10 +44,9 @@ class Watch:
         if time.monotonic() - self.last > 0.5:
             self.last = time.monotonic()
             bar = "█" * int(30 * progress.input_rows / ROWS)
-            rate = human(done.rows / done.seconds)
-            print(
-                f"  step {done.step:4d}  {bar:<30} {human(progress.input_rows):>5} rows  {rate:>5} rows/s  {done.seconds * 1000:4.0f} ms"
-            )
+            rate, rows = human(done.rows / done.seconds), human(progress.input_rows)
+            milliseconds = f"{done.seconds * 1000:4.0f} ms"
+            print(f"  step {done.step:4d}  {bar:<30} {rows:>5} rows  {rate:>5} rows/s  {milliseconds}")
 
     def idle(self, progress):
         pass

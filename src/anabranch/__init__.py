@@ -19,7 +19,7 @@ from anabranch.connect import (
 from anabranch.connect.columns import choice, index, timestamps, uniform_float, uniform_int, words
 from anabranch.errors import AnabranchError, EngineError, FlowError, RecordError, UserError
 from anabranch.flow.stream import Flow, KeyedStream, Stream
-from anabranch.operators.aggregates import count, max, mean, min, sum
+from anabranch.operators.aggregates import count, max, mean, min, sum  # noqa: A004
 
 __version__ = "0.1.0"
 

@@ -52,6 +52,8 @@ def consolidate(frame: pl.DataFrame) -> pl.DataFrame:
     columns = visible(frame)
     if not columns:
         total = frame.get_column(WEIGHT).sum()
-        return frame.select(WEIGHT).head(1).with_columns(pl.lit(total).alias(WEIGHT)).filter(pl.col(WEIGHT) != 0)
+        return (
+            frame.select(WEIGHT).head(1).with_columns(pl.lit(total).alias(WEIGHT)).filter(pl.col(WEIGHT) != 0)
+        )
     grouped = frame.group_by(columns).agg(pl.col(WEIGHT).sum())
     return grouped.filter(pl.col(WEIGHT) != 0).select(*columns, WEIGHT)

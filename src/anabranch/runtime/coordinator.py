@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from anabranch.errors import AnabranchError, EngineError, Fenced, UserError
 from anabranch.flow.plan import DEAD_LETTERS, Plan
 from anabranch.log.steplog import SNAPSHOT_EVERY, Progress, StepLog
 from anabranch.model.ids import Attempt, Epoch, Step
-from anabranch.model.layout import Layout
+from anabranch.model.layout import Layout, with_partitions
 from anabranch.runtime.hosts import find_hosts, starting_layout, wait_for_hosts
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.observe import Listener, StepDone
@@ -50,6 +51,8 @@ log = logging.getLogger(__name__)
 
 _POLL = 0.02
 _FIRST_PAUSE = 0.1
+_SEATS_KEPT = 4096
+"""Input partitions that keep their worker while they have nothing to read."""
 
 
 class Coordinator:
@@ -183,13 +186,12 @@ class _Run:
 
     def _publish_last(self) -> None:
         """Finish what a coordinator that died between commit and publish left, and clear failed attempts' files."""
-        keep: dict[str, set[str]] = {name: set() for name in self.co.sinks}
         if self.progress.next_step > 0:
             commit = self.log.commit(Step(self.progress.next_step - 1))
             if commit is not None:
                 self._publish(commit)
         for name, sink in self.co.sinks.items():
-            sink.discard(self.jobdir.outputs / name, keep[name])
+            sink.discard(self.jobdir.outputs / name, set())
 
     # The loop.
 
@@ -215,6 +217,7 @@ class _Run:
         started = time.monotonic()
         settings = self.co.settings
         workers = len(self.layout.workers)
+        self._seat_partitions(backlog)
         slices = self.co.planner.cut(backlog, self.co.sizer.next_rows(), settings.max_step_bytes, workers)
         recorded = self.writer.submit(self._write_plan, slices)
         reports = self._attempts(slices, recorded)
@@ -236,6 +239,19 @@ class _Run:
         )
         self.co.board.step(done, self.progress)
         self.co.listener.step(done, self.progress)
+
+    def _seat_partitions(self, backlog: Backlog) -> None:
+        """Give each input partition a worker.
+
+        Who reads a slice does not change a result, and files come and go by the thousand, so this is not a new
+        version of the layout and is not recorded.
+        """
+        waiting = {(name, one.partition) for name, many in backlog.available.items() for one in many}
+        if waiting <= self.layout.inputs.keys():
+            return
+        seated = waiting if len(self.layout.inputs) > _SEATS_KEPT else waiting | self.layout.inputs.keys()
+        inputs = with_partitions(self.layout, dict.fromkeys(sorted(seated))).inputs
+        self.layout = replace(self.layout, inputs=inputs)
 
     def _attempts(self, slices: dict[str, list[Slice]], recorded: Future[None]) -> list[Report]:
         """Run the step until an attempt succeeds."""
@@ -266,7 +282,7 @@ class _Run:
             epoch=self.epoch,
             step=step,
             attempt=attempt,
-            layout=self.layout,
+            layout=replace(self.layout, inputs={}),
             incarnations=(0,) * len(self.layout.shards),
             markers=self.progress.markers,
             work=self.co.planner.assign(slices, self.layout),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +45,6 @@ DEFAULTS: Mapping[str, str] = {
     "spark.broadcast.compress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.scheduler.revive.interval": "20ms",
 }
 
 _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
@@ -65,7 +66,11 @@ def spark_context(
     # Spark's Python processes inherit the JVM's environment.  Given to SparkContext instead, every task would
     # carry it along.
     with _errors_to(log_file), _environment({**_ONE_THREAD, "PYTHONPATH": _own_modules()}):
+        # SparkContext puts its own handler for Ctrl-C in the place of whatever was there.
+        interrupted = signal.getsignal(signal.SIGINT)
         context = SparkContext(conf=spark_conf)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupted)
         context.setLogLevel("ERROR")
     try:
         yield context

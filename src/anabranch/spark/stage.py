@@ -21,7 +21,7 @@ import polars as pl
 from anabranch.connect.sink import Sink
 from anabranch.connect.sinks import parquet
 from anabranch.connect.source import OnBad, frame_schema
-from anabranch.errors import RecordError
+from anabranch.errors import InputChangedError, RecordError
 from anabranch.flow.plan import DEAD_LETTER_SCHEMA, DEAD_LETTERS, Channel, Plan, Planned
 from anabranch.model.batch import HASH, MAJOR, MINOR, ORDER, ORDER_SCHEMA, ORIGIN, STEP, WEIGHT, visible
 from anabranch.model.hashing import hash_columns, shard_of, zset_hash
@@ -29,7 +29,7 @@ from anabranch.model.ids import OperatorId, WorkerId
 from anabranch.operators.kernel import Combining, Context, DeadLetter
 from anabranch.spark.blob import Blob, Packed, check_complete, encode, pack_frame
 from anabranch.spark.shards import StageState, run_with_state
-from anabranch.spark.spec import Report, StepSpec
+from anabranch.spark.spec import Assigned, Report, StepSpec
 
 
 def run_stage(
@@ -135,7 +135,9 @@ class _StageRun:
         feed = planned.feeds[place]
         stateful = planned.node.stateful
         if isinstance(feed, int):
-            return self._unpack(self.channels[feed])
+            channel = self.channels[feed]
+            frame = self._unpack(channel)
+            return frame.sort(HASH) if stateful is not None and channel.kind == "forward" else frame
         frame = self.frames[feed]
         if stateful is not None:
             # Only an aggregate right behind its distributor gets partials from the senders.
@@ -174,16 +176,22 @@ class _StageRun:
     # Inputs and outputs.
 
     def _read(self, planned: Planned) -> pl.DataFrame:
+        frames: list[pl.DataFrame] = []
+        for assigned in self.spec.work[self.worker]:
+            if assigned.input == planned.node.id:
+                frames += self._read_slice(planned, assigned)
+        self.report.input_rows[planned.node.id] = sum(frame.height for frame in frames)
+        if not frames:
+            return _empty(planned)
+        return frames[0] if len(frames) == 1 else pl.concat(frames)
+
+    def _read_slice(self, planned: Planned, assigned: Assigned) -> list[pl.DataFrame]:
         node = planned.node
         assert node.source is not None
         frames = []
-        total = 0
-        for assigned in self.spec.work[self.worker]:
-            if assigned.input != node.id:
-                continue
-            place = 0
+        place = 0
+        try:
             for frame in node.source.read(assigned.piece, self._on_bad(planned)):
-                total += frame.height
                 if planned.ordered:
                     frame = frame.with_columns(
                         pl.lit(planned.origin, ORDER_SCHEMA[ORIGIN]).alias(ORIGIN),
@@ -192,10 +200,15 @@ class _StageRun:
                     )
                 place += frame.height
                 frames.append(frame)
-        self.report.input_rows[node.id] = total
-        if not frames:
-            return _empty(planned)
-        return frames[0] if len(frames) == 1 else pl.concat(frames)
+        except InputChangedError as error:
+            if node.on_error == "stop":
+                raise InputChangedError(f"input {node.id!r}, step {self.spec.step}: {error}") from error
+            # A file that vanished or changed: what was to be read of it is one dead letter.
+            piece = assigned.piece
+            record = f"{piece.partition} from {piece.start} to {piece.end}"
+            self.dead.append(DeadLetter(node.id, f"partition {piece.partition}", record, str(error)))
+            return []
+        return frames
 
     def _on_bad(self, planned: Planned) -> OnBad:
         node = planned.node

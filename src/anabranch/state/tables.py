@@ -92,7 +92,7 @@ class ShardTable:
 
     def _short_edge(self, address: bytes, last: bool) -> tuple[bytes, bytes] | None:
         cursor = self._cursor
-        if last:
+        if last:  # noqa: SIM108
             there = cursor.prev() if cursor.set_range(after(address)) else cursor.last()
         else:
             there = cursor.set_range(address)
