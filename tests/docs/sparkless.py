@@ -44,6 +44,9 @@ class SparklessRunner:
     def forget_handles(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 @contextlib.contextmanager
 def without_spark() -> Iterator[None]:
