@@ -45,6 +45,10 @@ DEFAULTS: Mapping[str, str] = {
     "spark.broadcast.compress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # The JVM moves blobs and computes nothing: the quick compiler and the simple collector leave the cores to the
+    # workers.  On 2 cores, steps of 1,000 rows took 70 ms instead of 90, and the first ones 200 ms instead of 290.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
