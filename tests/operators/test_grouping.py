@@ -54,3 +54,14 @@ def test_segments_are_runs_of_equal_keys_even_if_hashes_collide() -> None:
     assert segments.hashes.tolist() == [1, 2, 2, 2, 3]
     assert segments.total("v").tolist() == [0, 4, 7, 4, 13]
     assert np.array_equal(np.flatnonzero(np.diff(segments.index, prepend=-1)), segments.starts)
+
+
+@pytest.mark.parametrize("width", [0, 3, 12, 13, 40])
+def test_strings_of_any_length_are_numbered(width: int) -> None:
+    values = [f"{number % 97:x}".rjust(width, "é")[:width] if width else "" for number in range(500)]
+    for column in (pl.Series("k", values), pl.Series("k", [value.encode() for value in values])):
+        groups = group_rows(column.to_frame(), ["k"])
+        assert groups.count == len(set(column.to_list()))
+        assert groups.keys["k"].gather(groups.index).to_list() == column.to_list()
+        sliced = group_rows(column.to_frame().slice(100, 50), ["k"])
+        assert sliced.keys["k"].gather(sliced.index).to_list() == column.to_list()[100:150]

@@ -113,6 +113,7 @@ class ParquetFiles(FileSource):
     ) -> None:
         super().__init__(listing, schema, weight, settle)
         self._columns = [*self.schema, weight] if weight else list(self.schema)
+        self._has_text = any(isinstance(dtype, pl.String | pl.Binary) for dtype in self.schema.values())
         self._footers: dict[str, Footer] = {}
         self._waiting: list[str] = []
         """Files that are not Parquet yet; each is in the listing and younger than `settle`."""
@@ -228,12 +229,14 @@ class ParquetFiles(FileSource):
         first = bisect_right(footer.bounds, start) - 1
         last = bisect_right(footer.bounds, end - 1) - 1
         low, high = footer.bounds[first], footer.bounds[last + 1]
-        if end - start >= _WHOLE_GROUPS * (high - low):
-            frame = _read_groups(str(path), footer, range(first, last + 1), self._columns)
-            return frame.slice(start - low, end - start)
-        if first == last and footer.metadata.row_group(first).total_byte_size <= _SMALL_GROUP:
+        part = end - start < _WHOLE_GROUPS * (high - low)
+        if part and first == last and footer.metadata.row_group(first).total_byte_size <= _SMALL_GROUP:
             group = _small_group(str(path), footer.checksum, first, tuple(self._columns))
             return group.slice(start - low, end - start)
+        # Polars decodes strings four times as fast as Arrow does; Arrow is a third faster with numbers.
+        if not part and not self._has_text:
+            frame = _read_groups(str(path), footer, range(first, last + 1), self._columns)
+            return frame.slice(start - low, end - start)
         return pl.scan_parquet(path, glob=False).select(self._columns).slice(start, end - start).collect()
 
     def _conform(self, frame: pl.DataFrame, path: Path) -> pl.DataFrame:

@@ -1,8 +1,9 @@
 """Which rows belong to the same key: before the exchange and after it.
 
 Groups are numbered, and everything else is a scatter by that number.  Measured on one core with 2 M
-rows over 100,000 keys: numbering by Arrow's dictionary encoding runs at 80 M rows/s (integers) and 9 M
-(strings), `np.add.at` at 400 M; one Polars `group_by` of a count and a sum is 12 M and 6 M.
+rows over 100,000 keys: numbering by Arrow's dictionary encoding runs at 40 to 80 M rows/s (integers) and 5 to 9 M
+(strings; short ones are numbered as integers), `np.add.at` at 400 M; one Polars `group_by` of a count and a sum is
+12 M and 6 M.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 
 from anabranch.model.batch import HASH, U64
 
 I64 = npt.NDArray[np.int64]
 
+_LENGTH = np.uint64(0xFFFFFFFF)
+_INLINE = 12
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _INTEGERS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
 
 
@@ -46,11 +51,43 @@ def group_rows(frame: pl.DataFrame, keys: Sequence[str]) -> Groups:
 
 def _numbers(column: pl.Series) -> tuple[I64, int]:
     if column.dtype in _INTEGERS and len(column) and not column.null_count():
-        dense = _dense(column.to_numpy())
+        values = column.to_numpy()
+        dense = _dense(values)
         if dense is not None:
             return dense
-    encoded = column.to_arrow().dictionary_encode("encode")
+    if column.dtype in (pl.String, pl.Binary) and len(column) and not column.null_count():
+        short = _short(column)
+        if short is not None:
+            return short
+    return _encode(column.to_arrow())
+
+
+def _encode(values: pa.Array) -> tuple[I64, int]:
+    encoded = values.dictionary_encode("encode")
     return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
+
+
+def _short(column: pl.Series) -> tuple[I64, int] | None:
+    """Number strings of at most 12 bytes, five times as fast as by hashing them one by one.
+
+    Polars keeps such a string inside its 16-byte view, length and all, so that two words are the string.  They are
+    mixed to one and numbered as an integer; that no two strings were mixed to the same is checked.
+    """
+    view = column.to_arrow(compat_level=pl.CompatLevel.newest())
+    words = np.frombuffer(view.buffers()[1], dtype=np.uint64)
+    words = words[2 * view.offset : 2 * (view.offset + len(view))].reshape(-1, 2)
+    head, tail = words[:, 0].copy(), words[:, 1].copy()
+    if (head & _LENGTH).max() > _INLINE:
+        return None
+    mixed = head * _SPREAD
+    mixed ^= mixed >> np.uint64(29)
+    mixed += tail
+    numbers, count = _encode(pa.array(mixed.view(np.int64)))
+    first = np.empty(count, dtype=np.int64)
+    first[numbers] = np.arange(len(numbers))
+    if (head[first][numbers] != head).any() or (tail[first][numbers] != tail).any():
+        return None
+    return numbers, count
 
 
 def _dense(values: npt.NDArray[Any]) -> tuple[I64, int] | None:
