@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import pyarrow as pa
 
 from anabranch.model.batch import HASH, U64
 
@@ -39,36 +37,41 @@ class Groups:
 
 def group_rows(frame: pl.DataFrame, keys: Sequence[str]) -> Groups:
     """Number the distinct keys of a batch; null is a key."""
-    numbers, count = _numbers(frame.get_column(keys[0]))
+    numbered = _number(frame.get_column(keys[0]))
+    if len(keys) == 1:
+        return Groups(numbered.index, numbered.count, numbered.values.alias(keys[0]).to_frame())
     for name in keys[1:]:
-        more, extra = _numbers(frame.get_column(name))
+        more = _number(frame.get_column(name))
         # Both counts are at most the number of rows, so the product is far below 2⁶³.
-        numbers, count = _numbers(pl.Series(numbers * extra + more))
-    first = np.empty(count, dtype=np.int64)
-    first[numbers] = np.arange(len(numbers))
-    return Groups(numbers, count, frame.select(keys)[first])
+        numbered = _number(pl.Series(numbered.index * more.count + more.index))
+    return Groups(numbered.index, numbered.count, frame.select(keys)[_first_rows(numbered)])
 
 
-def _numbers(column: pl.Series) -> tuple[I64, int]:
-    if column.dtype in _INTEGERS and len(column) and not column.null_count():
-        values = column.to_numpy()
-        dense = _dense(values)
-        if dense is not None:
-            return dense
-    if column.dtype in (pl.String, pl.Binary) and len(column) and not column.null_count():
-        short = _short(column)
-        if short is not None:
-            return short
-    return _encode(column.to_arrow())
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """A column's rows, numbered by value: `values[index[i]]` is row *i*."""
+
+    index: I64
+    count: int
+    values: pl.Series
 
 
-def _encode(values: pa.Array) -> tuple[I64, int]:
-    encoded = values.dictionary_encode("encode")
-    return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
+def _number(column: pl.Series) -> _Numbered:
+    if len(column) and not column.null_count():
+        found = None
+        if column.dtype in _INTEGERS:
+            found = _dense(column)
+        elif column.dtype in (pl.String, pl.Binary):
+            found = _short(column)
+        if found is not None:
+            return found
+    encoded = column.to_arrow().dictionary_encode("encode")
+    values = pl.Series(encoded.dictionary, dtype=column.dtype)
+    return _Numbered(encoded.indices.to_numpy().astype(np.int64), len(values), values)
 
 
-def _short(column: pl.Series) -> tuple[I64, int] | None:
-    """Number strings of at most 12 bytes, five times as fast as by hashing them one by one.
+def _short(column: pl.Series) -> _Numbered | None:
+    """Number strings of at most 12 bytes, several times as fast as by hashing them one by one.
 
     Polars keeps such a string inside its 16-byte view, length and all, so that two words are the string.  They are
     mixed to one and numbered as an integer; that no two strings were mixed to the same is checked.
@@ -82,16 +85,23 @@ def _short(column: pl.Series) -> tuple[I64, int] | None:
     mixed = head * _SPREAD
     mixed ^= mixed >> np.uint64(29)
     mixed += tail
-    numbers, count = _encode(pa.array(mixed.view(np.int64)))
-    first = np.empty(count, dtype=np.int64)
-    first[numbers] = np.arange(len(numbers))
-    if (head[first][numbers] != head).any() or (tail[first][numbers] != tail).any():
+    numbered = _number(pl.Series(mixed.view(np.int64)))
+    first = _first_rows(numbered)
+    if (head[first][numbered.index] != head).any() or (tail[first][numbered.index] != tail).any():
         return None
-    return numbers, count
+    return _Numbered(numbered.index, numbered.count, column[first])
 
 
-def _dense(values: npt.NDArray[Any]) -> tuple[I64, int] | None:
+def _first_rows(numbered: _Numbered) -> I64:
+    """A row of each group."""
+    rows = np.empty(numbered.count, dtype=np.int64)
+    rows[numbered.index] = np.arange(len(numbered.index))
+    return rows
+
+
+def _dense(column: pl.Series) -> _Numbered | None:
     """Number integers of a narrow range without hashing, three times as fast."""
+    values = column.to_numpy()
     low, high = int(values.min()), int(values.max())
     if high - low >= 2 * len(values):
         return None
@@ -99,7 +109,8 @@ def _dense(values: npt.NDArray[Any]) -> tuple[I64, int] | None:
     seen = np.zeros(high - low + 1, dtype=np.int64)
     seen[offsets] = 1
     numbers = np.cumsum(seen) - 1
-    return numbers[offsets], int(numbers[-1]) + 1
+    found = pl.Series(np.flatnonzero(seen) + low).cast(column.dtype)
+    return _Numbered(numbers[offsets], len(found), found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,8 @@ class _StageRun:
         self.report.input_rows[planned.node.id] = sum(frame.height for frame in frames)
         if not frames:
             return _empty(planned)
-        return frames[0] if len(frames) == 1 else pl.concat(frames)
+        # In one piece: kernels would otherwise each put the pieces together for themselves.
+        return frames[0] if len(frames) == 1 else pl.concat(frames, rechunk=True)
 
     def _read_slice(self, planned: Planned, assigned: Assigned) -> list[pl.DataFrame]:
         node = planned.node
