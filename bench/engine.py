@@ -140,7 +140,7 @@ def soak(chosen: Options) -> list[Row]:
 
 
 def scale(chosen: Options) -> list[Row]:
-    rows = 2_000_000 if chosen.quick else 4_000_000
+    rows = 4_000_000 if chosen.quick else 8_000_000
     two, one = alternate(
         lambda: float(ours("scale", 2, "--rows", rows)["rows_per_second"]),
         lambda: float(ours("scale", 1, "--rows", rows)["rows_per_second"]),

@@ -21,7 +21,7 @@ def work(row: Any) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("workers", type=int)
-    parser.add_argument("--rows", type=int, default=4_000_000)
+    parser.add_argument("--rows", type=int, default=8_000_000)
     args = parser.parse_args()
     with scratch("ours-scale") as root:
         flow = ab.Flow("scale")
@@ -29,8 +29,8 @@ def main() -> None:
         rows.map(work, schema={"key": int, "value": int}).key_by("key").sum("value").output("sums")
         steps = Steps()
         ab.run(
-            flow, root / "job", workers=args.workers, until_idle=True, target_seconds=60.0, max_step_rows=400_000,
-            first_step_rows=400_000, listener=steps, master=MASTER,
+            flow, root / "job", workers=args.workers, until_idle=True, target_seconds=60.0, max_step_rows=1_000_000,
+            first_step_rows=1_000_000, listener=steps, master=MASTER,
         )  # fmt: skip
         answer(rows_per_second=steps.rate(skip=2))
 
