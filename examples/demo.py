@@ -16,7 +16,7 @@ from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.outputs import table
 
 JOB = Path("demo-job")
-ROWS = 4_000_000
+ROWS = 12_000_000
 KEYS = 20_000
 
 source = ab.generator(rows=ROWS, keys=KEYS, partitions=8, seed=7)

@@ -22,7 +22,7 @@ from bench.ours.common import MASTER, Steps, answer
 
 
 class Watched(Steps):
-    """Also looks at Spark's Python processes: bytes they have written, and memory that is theirs alone."""
+    """Also looks at Spark's Python processes: bytes they have written, and memory that is not page cache."""
 
     def __init__(self, skip: int) -> None:
         super().__init__()
@@ -34,11 +34,19 @@ class Watched(Steps):
         super().step(done, progress)
         workers = python_processes()
         self.written.append(sum(process.io_counters().write_bytes for process in workers))
-        self.private = max(self.private, sum(process.memory_full_info().uss for process in workers))
+        self.private = max(self.private, sum(anonymous_bytes(process.pid) for process in workers))
 
     @property
     def bytes_per_step(self) -> float:
         return (self.written[-1] - self.written[self.skip]) / (len(self.written) - 1 - self.skip)
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Resident memory that no file backs: LMDB's map is page cache, whoever has it mapped."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def python_processes() -> list[psutil.Process]:

@@ -76,6 +76,7 @@ def test_code_runs(
     found = python_blocks(page)
     # Before the directory changes: Spark's Python processes inherit it, and a relative PYTHONPATH with it.
     context = request.getfixturevalue("spark") if any("spark" in block.info for block in found) else None
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "docs"}
     for block in found:
