@@ -95,7 +95,8 @@ def main() -> None:
             large_ms=large.median_ms(skip),
             small_bytes=small.bytes_per_step,
             large_bytes=large.bytes_per_step,
-            private_bytes=max(small.private, large.private),
+            small_memory=small.private,
+            large_memory=large.private,
         )
 
 

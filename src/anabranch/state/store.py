@@ -241,6 +241,8 @@ def _environment(path: Path, map_size: int) -> Any:
             sync=False,
             metasync=False,
             readahead=False,
+            # Pages are copied whole before they are changed; zeroing them first is work for nothing.
+            meminit=False,
             writemap=False,
             lock=True,
             max_dbs=MAX_TABLES,
