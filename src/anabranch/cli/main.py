@@ -84,7 +84,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     add("--state-dir", help="where hosts keep shards (default: in the job directory)")
     add("--step-ms", type=float, default=200.0, help="how long a step should last (default: 200)")
     add("--max-step-rows", type=int, default=20_000_000, help="most rows of a step (default: 20000000)")
-    add("--max-step-mb", type=int, default=512, help="most megabytes of input of a step (default: 512)")
+    add("--max-step-mb", type=int, default=256, help="most megabytes of input of a step (default: 256)")
     add("--until-idle", action="store_true", help="stop when all input there is has been read")
     add("--steps", type=int, help="stop after so many steps")
     add("--ui", action="store_true", help="keep Spark's web page reachable")

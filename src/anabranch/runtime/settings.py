@@ -36,7 +36,7 @@ class Settings:
     target_seconds: float = 0.2
     first_step_rows: int = FIRST_ROWS
     max_step_rows: int = 20_000_000
-    max_step_bytes: int = 512 << 20
+    max_step_bytes: int = 256 << 20
     shards: int | None = None
     state_dir: str | None = None
     until_idle: bool = False

@@ -35,7 +35,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.memory": "1g",
+    "spark.driver.memory": "2g",
     # A task must wait for its home: elsewhere it would only find that its shards are not there.
     "spark.locality.wait": "30s",
     # Blobs are few and large, and mostly stay on one machine: compressing costs more than it saves.
