@@ -101,13 +101,12 @@ def state_size(chosen: Options) -> list[Row]:
             "bytes",
             most=1.3,
         ),
-        # Until it commits, LMDB keeps the pages that a step changes: they follow the step's rows, not the state.
         compare(
-            f"memory of workers, steps of 100,000 rows, {shown} and two pages a row",
+            f"memory of workers, steps of 100,000 rows, {shown}",
             many["large_memory"],
-            few["large_memory"] + 100_000 * 2 * 4096.0,
+            few["large_memory"],
             "bytes",
-            most=1,
+            most=1.3,
         ),
         # LMDB writes whole pages of 4 kB: for a row at most a leaf, a branch and its share of the bookkeeping.
         *(
