@@ -7,6 +7,7 @@
     │   ├── JobDirError           the job directory is missing, foreign, locked or half-deleted
     │   ├── RecordError           a record could not be read, or a user's function failed on it
     │   ├── InputChangedError     a source answered differently than when it was recorded
+    │   ├── ReplayError           a step that was run again gave other output than was recorded
     │   └── StorageFullError      a disk that state, logs or outputs live on is full
     └── EngineError               our fault, or the machine's; the step is re-run or the flow stops
         ├── StepAborted           a task refused to go on; nothing of the step is visible
@@ -63,6 +64,10 @@ class RecordError(UserError):
 
 class InputChangedError(UserError):
     """A source no longer has what was recorded of it."""
+
+
+class ReplayError(UserError):
+    """A replayed step gave other output than was recorded."""
 
 
 class StorageFullError(UserError):

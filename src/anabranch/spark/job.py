@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext, cloudpickle
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 
-from anabranch.errors import AnabranchError, StepAborted
+from anabranch.errors import AnabranchError
 from anabranch.flow.plan import Plan
 from anabranch.model.ids import WorkerId
 from anabranch.spark import failure
+from anabranch.spark.asking import Ask, guarded, in_order
 from anabranch.spark.blob import decode
 from anabranch.spark.dag import Dag, Exchanging
 from anabranch.spark.ship import ShippedPlan
@@ -22,6 +22,7 @@ from anabranch.spark.spec import Report, StepSpec
 from anabranch.spark.stage import run_stage
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class StepRunner:
@@ -50,7 +51,7 @@ class StepRunner:
             AnabranchError: what a task raised; StepAborted when Spark itself failed the job.  Nothing of
                 the step is visible then, and it may be run again under a higher attempt.
         """
-        answers = self._guarded(spec, lambda: self._stages(spec))
+        answers = guarded(spec, lambda: self._stages(spec))
         reports = [Report.from_wire(wire) for data in answers for wire in decode(data).reports]
         if log.isEnabledFor(logging.DEBUG):
             for report in reports:
@@ -64,10 +65,10 @@ class StepRunner:
                 )
         return reports
 
-    def on_workers(self, spec: StepSpec, ask: Callable[[StepSpec, WorkerId], None]) -> None:
-        """Call `ask` once for each worker, at its host; for what happens between steps."""
-        task = _Ask(cloudpickle.dumps(ask), spec)
-        self._guarded(spec, lambda: self._dag.collect(self._handles_of(spec), task))
+    def on_workers(self, spec: StepSpec, ask: Callable[[StepSpec, WorkerId], T]) -> list[T]:
+        """Call `ask` once for each worker, at its host, and give the answers in the order of workers."""
+        task = Ask(ask, spec)
+        return in_order(guarded(spec, lambda: self._dag.collect(self._handles_of(spec), task)))
 
     def forget_handles(self) -> None:
         """Rebuild the handles before the next step: a layout changed, or an attempt failed."""
@@ -98,19 +99,6 @@ class StepRunner:
         answers = self._dag.collect(arrived, _Last(_Stage(self._plan, spec, self.plan.depth)))
         self._sweep(shuffles)
         return answers
-
-    def _guarded(self, spec: StepSpec, job: Callable[[], list[bytes]]) -> list[bytes]:
-        try:
-            return job()
-        except Py4JJavaError as error:
-            text = str(error.java_exception)
-            raise (
-                failure.unwrap(text)
-                or failure.missing_module(text)
-                or StepAborted(f"step {spec.step}: Spark failed the job: {_first_lines(text)}")
-            ) from error
-        except (Py4JError, EOFError, OSError) as error:
-            raise StepAborted(f"step {spec.step}: lost the connection to Spark: {error}") from error
 
     def _handles_of(self, spec: StepSpec) -> Any:
         key = spec.layout.workers
@@ -159,23 +147,6 @@ class _Last:
             yield blob
 
 
-class _Ask:
-    """A function of (spec, worker), run once for each worker."""
-
-    def __init__(self, function: bytes, spec: StepSpec) -> None:
-        self.function = function
-        self.spec = spec
-
-    def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
-        for _ in blobs:
-            pass
-        try:
-            pickle.loads(self.function)(self.spec, WorkerId(partition))
-        except AnabranchError as error:
-            raise failure.wrap(error) from error
-        return iter(())
-
-
 def _free(context: SparkContext, shuffles: list[Any]) -> None:
     try:
         cleaner = context._jsc.sc().cleaner().get()
@@ -184,8 +155,3 @@ def _free(context: SparkContext, shuffles: list[Any]) -> None:
     except (Py4JError, AttributeError) as error:
         # Spark's own cleaner frees them later; only disk space is at stake.
         log.debug("could not free shuffle files error=%s", error)
-
-
-def _first_lines(text: str, limit: int = 12) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(lines[:limit])

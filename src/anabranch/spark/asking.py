@@ -1,0 +1,119 @@
+"""Ask something of every worker, or of every host, where its shards are, and collect the answers."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext, cloudpickle
+
+from anabranch.errors import AnabranchError, StepAborted
+from anabranch.model.ids import HostId
+from anabranch.spark import failure
+from anabranch.spark.dag import Dag
+from anabranch.spark.spec import StepSpec
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Ask(Generic[T]):
+    """A function of (spec, number of the partition) as a task; its answer goes to the driver.
+
+    What is unpickled on either side was pickled by the other: nothing here reads storage.
+    """
+
+    def __init__(self, function: Callable[[StepSpec, Any], T], spec: StepSpec) -> None:
+        self.function = cloudpickle.dumps(function)
+        self.spec = spec
+
+    def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
+        for _ in blobs:
+            pass
+        try:
+            answer = pickle.loads(self.function)(self.spec, partition)
+        except AnabranchError as error:
+            raise failure.wrap(error) from error
+        yield pickle.dumps((partition, answer))
+
+
+def in_order(answers: list[bytes]) -> list[Any]:
+    """The answers of all partitions, in the order of partitions."""
+    return [answer for _, answer in sorted(map(pickle.loads, answers), key=lambda pair: int(pair[0]))]
+
+
+class HostAsker:
+    """Runs background work: Spark jobs of their own beside those of the steps, with one task for each host.
+
+    A task of a step waits while all slots are taken, so background work takes few: embedded, where all hosts share
+    the machine's slots, one after the other; on a cluster, one on each host.
+    """
+
+    def __init__(self, context: SparkContext, placed: bool) -> None:
+        self._dag = Dag(context, [])
+        self._placed = placed
+        self._handles: dict[tuple[HostId, ...], Any] = {}
+
+    def ask(self, spec: StepSpec, hosts: Sequence[HostId], ask: Callable[[StepSpec, HostId], T]) -> list[T]:
+        """Call `ask` once for each host, there; the answers in the order of `hosts`."""
+        groups = [list(hosts)] if self._placed else [[host] for host in hosts]
+        return [answer for group in groups for answer in self._ask_group(spec, group, ask)]
+
+    def _ask_group(
+        self, spec: StepSpec, hosts: list[HostId], ask: Callable[[StepSpec, HostId], T]
+    ) -> list[T]:
+        task = Ask(_ForHosts(hosts, ask), spec)
+        key = tuple(hosts)
+
+        def job() -> list[bytes]:
+            if key not in self._handles:
+                self._handles[key] = self._dag.handles(hosts, self._placed)
+            return self._dag.collect(self._handles[key], task)
+
+        try:
+            return in_order(guarded(spec, job))
+        except AnabranchError:
+            # A lost executor takes its handles along.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Release what this holds in Spark."""
+        handles, self._handles = self._handles, {}
+        for one in handles.values():
+            try:
+                one.unpersist(False)
+            except Py4JError as error:
+                log.warning("could not release handles error=%s", error)
+
+
+class _ForHosts(Generic[T]):
+    def __init__(self, hosts: Sequence[HostId], ask: Callable[[StepSpec, HostId], T]) -> None:
+        self.hosts = hosts
+        self.ask = ask
+
+    def __call__(self, spec: StepSpec, partition: int) -> T:
+        return self.ask(spec, self.hosts[partition])
+
+
+def guarded(spec: StepSpec, job: Callable[[], list[bytes]]) -> list[bytes]:
+    """Run a Spark job; whatever goes wrong is one of our errors."""
+    try:
+        return job()
+    except Py4JJavaError as error:
+        text = str(error.java_exception)
+        raise (
+            failure.unwrap(text)
+            or failure.missing_module(text)
+            or StepAborted(f"step {spec.step}: Spark failed the job: {_first_lines(text)}")
+        ) from error
+    except (Py4JError, EOFError, OSError) as error:
+        raise StepAborted(f"step {spec.step}: lost the connection to Spark: {error}") from error
+
+
+def _first_lines(text: str, limit: int = 12) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[:limit])
