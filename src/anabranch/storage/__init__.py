@@ -1,0 +1,9 @@
+"""Bytes that must survive, by name: on a local disk or in an object store.
+
+Knows errors and crash points.  Must not know what the bytes mean.
+"""
+
+from anabranch.storage.base import Storage
+from anabranch.storage.opening import open_storage
+
+__all__ = ["Storage", "open_storage"]

@@ -1,0 +1,108 @@
+"""The contract of a storage: whole files by name below one root, created once or replaced.
+
+STO-1  What `create` or a durable `replace` returned from survives a power failure, name and content.
+STO-2  A name is created at most once: of any number of creators one returns, the others get FileExistsError.
+STO-3  A reader sees a whole file or none, also while it is written and after the writer was killed.
+STO-4  What one process has written, any process that looks later sees: listings included.
+
+A name is relative to the root and may have folders in it, separated by "/"; folders come and go with what is in
+them.  Only a local disk knows empty folders.
+"""
+
+from __future__ import annotations
+
+import builtins
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from anabranch.errors import ConfigError
+
+
+class Storage(ABC):
+    """Files below one root.  Picklable, and cheap to make: it holds a place, not a connection.
+
+    `point` names a write that was declared with `crash.declare_write`.
+    """
+
+    url: str
+    """The root as users write it: an absolute path, or a URL."""
+
+    local: Path | None
+    """The root as a directory, when it is one."""
+
+    @abstractmethod
+    def child(self, *names: str) -> Storage:
+        """The storage rooted in a folder of this one."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """The whole file.  Raises FileNotFoundError."""
+
+    @abstractmethod
+    def create(self, name: str, data: bytes | memoryview, point: str = "") -> None:
+        """Write a new file, durably.
+
+        Raises:
+            FileExistsError: it is there already, whoever made it and whatever is in it.
+            StorageFullError: the disk is full; there is no such file.
+            EngineError: the store cannot be reached, and nobody knows whether the file is there.
+        """
+
+    @abstractmethod
+    def replace(self, name: str, data: bytes | memoryview, durable: bool = True, point: str = "") -> None:
+        """Write a file in the place of an older one, or of none, atomically.
+
+        Without `durable`, a power failure may bring the older one back, or leave nothing.
+
+        Raises:
+            StorageFullError: the disk is full; the older file is still there.
+        """
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Remove a file; one that is not there is removed already.
+
+        Not durable: after a power failure the file may be back.
+        """
+
+    @abstractmethod
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """The file's length in bytes.  Raises FileNotFoundError."""
+
+    @abstractmethod
+    def list(self, folder: str = "") -> list[str]:
+        """Names directly below a folder, sorted; those of folders end with "/".  No such folder, no names."""
+
+    def sweep(self, folder: str = "") -> None:  # noqa: B027  only a disk keeps halves of files
+        """Remove what killed writers have left directly below a folder; nobody may be writing there."""
+
+    def where(self, name: str) -> str:
+        """A file's full path or URL, for messages."""
+        return f"{self.url.rstrip('/')}/{name}" if name else self.url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Storage) and other.url == self.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+
+def checked(name: str) -> str:
+    """A name that stays below its root.  Raises ConfigError for any other."""
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise ConfigError(
+            f"{name!r} is not a name in a storage: parts are separated by one '/', and none is '..'"
+        )
+    return name
+
+
+def entries(files: builtins.list[str], folders: builtins.list[str]) -> builtins.list[str]:
+    """What `list` gives."""
+    return sorted([*files, *(f"{folder}/" for folder in folders)])

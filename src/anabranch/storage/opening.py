@@ -1,0 +1,33 @@
+"""From what a user writes to a storage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from anabranch.errors import ConfigError
+from anabranch.storage.base import Storage
+from anabranch.storage.local import LocalStorage
+
+
+def open_storage(where: str | os.PathLike[str]) -> Storage:
+    """The storage at a path or a URL; nothing is made or asked yet.
+
+    Raises:
+        ConfigError: the URL is not one that we know.
+    """
+    text = os.fspath(where)
+    if not is_url(text):
+        return LocalStorage(Path(text))
+    parts = urlsplit(text)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigError(f"{text}: a file URL names no other machine; write file:///path")
+        return LocalStorage(Path(unquote(parts.path)))
+    raise ConfigError(f"{text}: there is no storage for {parts.scheme}://")
+
+
+def is_url(where: str | os.PathLike[str]) -> bool:
+    """Whether a place is written as a URL."""
+    return "://" in os.fspath(where)
