@@ -12,8 +12,10 @@ from anabranch.errors import ConfigError
 from anabranch.storage import Storage, open_storage
 
 
-@pytest.fixture(params=["local"])
+@pytest.fixture(params=["local", "s3"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "s3":
+        return open_storage(request.getfixturevalue("object_url"))
     return open_storage(tmp_path / "root")
 
 

@@ -14,6 +14,9 @@ from anabranch.storage.local import LocalStorage
 def open_storage(where: str | os.PathLike[str]) -> Storage:
     """The storage at a path or a URL; nothing is made or asked yet.
 
+    How an object store is reached is taken from the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+    `AWS_REGION`, `AWS_ENDPOINT_URL` and so on; an endpoint on this machine may be plain HTTP.
+
     Raises:
         ConfigError: the URL is not one that we know.
     """
@@ -25,7 +28,14 @@ def open_storage(where: str | os.PathLike[str]) -> Storage:
         if parts.netloc not in ("", "localhost"):
             raise ConfigError(f"{text}: a file URL names no other machine; write file:///path")
         return LocalStorage(Path(unquote(parts.path)))
-    raise ConfigError(f"{text}: there is no storage for {parts.scheme}://")
+    # obstore takes 50 ms to load, and most jobs do without.
+    from anabranch.storage.objects import SCHEMES, ObjectStorage
+
+    if parts.scheme in SCHEMES:
+        return ObjectStorage(text)
+    raise ConfigError(
+        f"{text}: there is no storage for {parts.scheme}://; use a path, file:// or {', '.join(SCHEMES)}"
+    )
 
 
 def is_url(where: str | os.PathLike[str]) -> bool:
