@@ -9,7 +9,7 @@ import numpy as np
 from anabranch.model.ids import Attempt, Epoch, HostId, Incarnation, RegionId, ShardId, Step
 from anabranch.state.identity import Fence, ShardIdentity
 from anabranch.state.store import ShardStore, shard_path
-from anabranch.state.worker import OwnedShard, WorkerState
+from anabranch.state.worker import OwnedShard, WorkerState, run_with_growth
 
 R = RegionId("r")
 
@@ -72,6 +72,10 @@ def run_step(
     epoch: int = 0,
     keep: int = 0,
 ) -> list:
-    with WorkerState(len(shards), shards, fence(step, attempt, epoch), [R], Step(keep)) as state:
+    def body(state: WorkerState) -> list:
         apply(state, rows)
         return state.commit()
+
+    return run_with_growth(
+        lambda: WorkerState(len(shards), shards, fence(step, attempt, epoch), [R], Step(keep)), body
+    )

@@ -29,7 +29,7 @@ def start(target: Callable[..., None], *args: Any) -> BaseProcess:
 
 def grow_map(path: Path, size: int) -> None:
     store = ShardStore.open(path)
-    store.env.set_mapsize(64 << 20)
+    store.expect(1, size)
     with write_transaction(store) as txn:
         txn.put(b"big", b"x" * size, db=store.env.open_db(b"elsewhere", txn=txn))
 

@@ -184,7 +184,7 @@ class _Panicking:
     closed = False
 
     def info(self) -> dict[str, int]:
-        return {"last_pgno": 0, "map_size": 1}
+        return {"last_pgno": 0, "map_size": 1 << 20}
 
     def begin(self, *, write: bool) -> None:
         raise lmdb.PanicError("mdb_txn_begin")

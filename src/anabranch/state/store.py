@@ -8,8 +8,13 @@ or tear them, and then checkpoints and replay bring the state back.  So that rec
 file beside the data names the boot of the host in which the shard was written, and the transaction at which
 it was last synced.  It is a file of its own because a torn LMDB must not be asked whether it is torn.
 
-The memory map starts small and grows by itself, ahead of need where possible.  Growing is a private matter of
-each process; the others see MapResizedError when they next begin, and adopt the size.
+The memory map, and with it the file (see `mapping`), starts small, because a job has hundreds of shards, and grows
+by itself, ahead of need where possible: by what the last transaction took from the end of the file, or by what a
+transaction that found it full was about to write.  Growing needs the process to have no transaction open, so
+a map that is full in the middle of a step costs the step's work.  LMDB never overwrites a page that the last commit or a
+reader refers to, so a shard that a step changes all over takes three times its data; beyond that the file is at most a
+quarter larger than what was ever in use.  Other processes see MapResizedError when they next begin,
+and adopt the size.
 
 Must not know: steps, regions, tables.
 """
@@ -19,22 +24,24 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
-from anabranch.errors import EngineError, ShardMismatch
+from anabranch.errors import EngineError, ShardMismatch, StorageFullError
 from anabranch.model.ids import ShardId
 from anabranch.state.boot import current_boot_id
 from anabranch.state.environments import OpenEnvironments
 from anabranch.state.faults import MapFull, translate, translate_os
 from anabranch.state.identity import ShardIdentity
+from anabranch.state.mapping import open_environment, remap
 
-MAP_SIZE = 64 << 20
-_QUADRUPLE_BELOW = 4 << 30
-MAX_TABLES = 512
-MAX_READERS = 512
+MAP_SIZE = 256 << 10
+_LEAST_ROOM = 32
+_LEAST_GROWTH = 64
+"""Pages: an empty shard's step fits into the one, and the other is not worth growing for twice."""
 META = b"_meta"
 UNDO = b"_undo"
 _IDENTITY = b"identity"
@@ -57,6 +64,11 @@ class ShardStore:
         self.env = env
         self.identity = identity
         self._page = int(env.stat()["psize"])
+        self._used = self._pages()[0]
+        self._taken = 0
+        """Pages that recent transactions took from the end of the file; halved by each that took none."""
+        self._expected = 0
+        """Pages that a transaction wanted that found the map full; 0 after the next has begun."""
         self.writing = False
         """True while this process has a write transaction here; then it is not evicted from the cache."""
 
@@ -73,7 +85,7 @@ class ShardStore:
         where = Path(os.path.abspath(path))
         where.mkdir(parents=True, exist_ok=True)
         _OPEN.forget(str(where))
-        env = _environment(where, map_size)
+        env = _environment(where, map_size, create=True)
         try:
             with env.begin(write=True) as txn:
                 meta = env.open_db(META, txn=txn)
@@ -104,8 +116,6 @@ class ShardStore:
         cls,
         path: str | os.PathLike[str],
         expected: ShardIdentity | None = None,
-        *,
-        map_size: int = MAP_SIZE,
     ) -> ShardStore:
         """Open a shard that is there, and is the one expected (None: whoever it is).
 
@@ -122,7 +132,7 @@ class ShardStore:
                     f"shard {where}: expected {expected or 'a shard'}, found none there; "
                     "the task is on a wrong host, or the state directory was removed"
                 )
-            env = _environment(where, max(map_size, 2 * (where / "data.mdb").stat().st_size))
+            env = _environment(where, 0, create=False)
             try:
                 cached = cls(where, env, _read_identity(where, env))
             except BaseException:
@@ -141,12 +151,12 @@ class ShardStore:
         A write transaction waits for another process's to end; a process that was killed releases it.
         """
         if write:
-            self._grow_ahead()
+            self._make_room()
         for _ in range(16):
             try:
                 return self.env.begin(write=write)
             except lmdb.MapResizedError:
-                self.env.set_mapsize(0)
+                self._remap(0)
             except lmdb.PanicError as error:
                 # A failed write of LMDB's own root: this handle is dead, the file is as before it.
                 self.close()
@@ -158,23 +168,66 @@ class ShardStore:
     def failed(self, error: lmdb.Error) -> Exception:
         """Our error for one of LMDB's, after the transaction was aborted; a full map is grown here."""
         if isinstance(error, lmdb.MapFullError):
-            size = self.grow()
+            try:
+                size = self.grow()
+            except StorageFullError as full:
+                return full
             return MapFull(f"shard {self.path}: its map was full and is now {size:,} bytes")
         return translate(error, self.path)
 
-    def grow(self) -> int:
-        """Enlarge the map; no transaction of this process may be open here.  Returns the new size."""
-        size = int(self.env.info()["map_size"])
-        size *= 4 if size < _QUADRUPLE_BELOW else 2
-        self.env.set_mapsize(size)
-        return size
+    def expect(self, rows: int, size: int) -> None:
+        """Say what the next write transaction will put besides what had room: one like it was aborted.
 
-    def _grow_ahead(self) -> None:
-        # Copy-on-write wants free pages for all that a step touches, so half-full is when growing is due:
-        # a full map in the middle of a step costs the step's work.
+        A map that is full belongs to one shard of many that a task writes alike; told what awaits them, they
+        all grow before the task runs again, and it does so once instead of once for each.
+
+        Args:
+            rows: How many keys.
+            size: The bytes of keys, values and old values.
+        """
+        used, room = self._pages()
+        # Each row may lie in a page of its own, which is copied; what is new may fill its pages by half; and
+        # once more for the undo record.
+        pages = min(rows, used) + 3 * size // self._page + _LEAST_ROOM
+        self._expected = max(self._expected, room) + pages
+
+    def grow(self) -> int:
+        """At least double the room in the map; no transaction of this process may be open here.
+
+        Returns:
+            The new size.
+
+        Raises:
+            StorageFullError: no room; the map is as it was.
+        """
+        used, room = self._pages()
+        self._remap(used + max(2 * room, used // 4, _LEAST_GROWTH))
+        return int(self.env.info()["map_size"])
+
+    def _make_room(self) -> None:
+        used, room = self._pages()
+        taken, expected = used - self._used, self._expected
+        self._used, self._taken, self._expected = used, max(taken, self._taken // 2), 0
+        if room >= max(self._taken, expected, _LEAST_ROOM):
+            return
+        # No room is no error yet: the transaction may find free pages within the file.
+        with suppress(StorageFullError):
+            self._remap(used + max(2 * self._taken, expected + expected // 4, used // 4, _LEAST_GROWTH))
+
+    def _pages(self) -> tuple[int, int]:
+        """Pages that were ever in use, and pages of the map after them."""
         info = self.env.info()
-        if info["last_pgno"] * self._page * 2 > info["map_size"]:
-            self.grow()
+        used = int(info["last_pgno"]) + 1
+        return used, int(info["map_size"]) // self._page - used
+
+    def _remap(self, pages: int) -> None:
+        try:
+            remap(self.env, self.path, pages * self._page)
+        except lmdb.Error as error:
+            self.close()
+            raise translate(error, self.path) from error
+        except OSError as error:
+            raise translate_os(error, self.path) from error
 
     # --- durability
 
@@ -232,27 +285,13 @@ class ShardStore:
         _OPEN.forget(str(self.path))
 
 
-def _environment(path: Path, map_size: int) -> Any:
+def _environment(path: Path, map_size: int, *, create: bool) -> Any:
     try:
-        env = lmdb.open(
-            str(path),
-            map_size=map_size,
-            subdir=True,
-            sync=False,
-            metasync=False,
-            readahead=False,
-            # Pages are copied whole before they are changed; zeroing them first is work for nothing.
-            meminit=False,
-            writemap=False,
-            lock=True,
-            max_dbs=MAX_TABLES,
-            max_readers=MAX_READERS,
-        )
-        # A reader that was killed pins the pages it saw until someone looks.
-        env.reader_check()
+        return open_environment(path, map_size, create=create)
     except lmdb.Error as error:
         raise translate(error, path) from error
-    return env
+    except OSError as error:
+        raise translate_os(error, path) from error
 
 
 def _read_identity(path: Path, env: Any) -> ShardIdentity:

@@ -169,6 +169,12 @@ class StageTransaction:
         self.guard(lambda: write(self.store, self._txn, name, self.table(name), addresses, values, long))
         self._changes.setdefault(region, []).append(Change(name, addresses, olds))
 
+    def expect_again(self) -> None:
+        """Tell the shard what this transaction has put, for the one that repeats it."""
+        for changes in self._changes.values():
+            for _, addresses, olds in changes:
+                self.store.expect(len(addresses), size_of(addresses) + size_of(olds))
+
     def prepare(self) -> None:
         """All of the commit that can fail for want of room, short of the commit itself.
 
@@ -203,6 +209,11 @@ class StageTransaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
+
+
+def size_of(values: Sequence[bytes | None]) -> int:
+    """The bytes of them all."""
+    return sum(len(value) for value in values if value is not None)
 
 
 def check_fence(store: ShardStore, txn: Any, fence: Fence) -> Fence | None:

@@ -25,10 +25,10 @@ from anabranch.model.batch import U64
 from anabranch.model.ids import Incarnation, OperatorId, RegionId, ShardId, Step
 from anabranch.model.scan import Scan
 from anabranch.state.address import addresses_of, any_long
-from anabranch.state.faults import with_growth
+from anabranch.state.faults import MapFull, with_growth
 from anabranch.state.identity import Fence, ShardIdentity
 from anabranch.state.store import ShardStore
-from anabranch.state.transaction import StageTransaction
+from anabranch.state.transaction import StageTransaction, size_of
 
 T = TypeVar("T")
 _KEEP_ALL = Step(0)
@@ -163,8 +163,13 @@ class WorkerState:
         with self.all_or_none():
             self._open_all()
             changed = [item for item in self._open if item.transaction.must_commit]
-            for item in changed:
-                item.transaction.prepare()
+            try:
+                for item in changed:
+                    item.transaction.prepare()
+            except MapFull:
+                for item in changed:
+                    item.transaction.expect_again()
+                raise
             for item in changed:
                 item.transaction.commit(prepared=True)
         touched = [
@@ -235,8 +240,15 @@ class ScopedState:
         addresses, long = addresses_of(hashes, keys), any_long(keys)
         name = self._name(table)
         with self._worker.all_or_none():
-            for transaction, rows in self._worker.parts(hashes):
-                transaction.put(self._region, name, addresses[rows], values[rows], list(olds[rows]), long)
+            parts = list(self._worker.parts(hashes))
+            try:
+                for transaction, rows in parts:
+                    transaction.put(self._region, name, addresses[rows], values[rows], list(olds[rows]), long)
+            except MapFull:
+                for transaction, rows in parts:
+                    size = size_of(addresses[rows]) + size_of(values[rows]) + size_of(olds[rows])
+                    transaction.store.expect(rows.stop - rows.start, size)
+                raise
 
     def scan(self, table: str, hashes: U64, prefixes: Sequence[bytes]) -> Scan:
         """All entries whose key begins with `prefixes[i]` under `hashes[i]`, in key order per prefix."""
@@ -278,7 +290,7 @@ def run_with_growth(make_state: Callable[[], WorkerState], body: Callable[[Worke
     """Run a stage's body, and again from fresh transactions as long as a shard outgrows its map.
 
     The body ends with `commit`; it must depend on nothing that an earlier, aborted call changed.  Every
-    re-run finds a map at least twice as large, so there are few.
+    re-run finds twice the room in the shard that lacked it, so there are few.
     """
     run = uuid4().bytes
 
