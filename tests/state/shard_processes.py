@@ -7,13 +7,15 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from shard_helpers import R, apply, dump_all, fence, run_step
+from shard_helpers import R, apply, dump_all, fence, identity, run_step
 
 from anabranch.errors import AnabranchError, Fenced
+from anabranch.state.mapping import remap
 from anabranch.state.store import ShardStore
 from anabranch.state.transaction import StageTransaction, write_transaction
 from anabranch.state.worker import OwnedShard, WorkerState
@@ -88,3 +90,50 @@ def fill_disk(owned: list[OwnedShard], limit: int, outcome: Any) -> None:
         outcome.put((type(error).__name__, str(error), dump_all(owned) == before))
     # The shard is usable at once, as long as there is room for what is written.
     run_step(owned, 1, {(1, b"k"): b"small"}, attempt=1)
+
+
+def read_often(owned: OwnedShard, opened: Any, go: Any) -> None:
+    """Opens the shard, and maps it anew, while another process writes there."""
+    store = ShardStore.open(owned.path, owned.identity)
+    opened.set()
+    go.wait(30)
+    before = dump_all([owned])
+    remap(store.env, store.path)
+    store.close()
+    assert dump_all([owned]) == before
+
+
+def fill_small_disk(disk: Path, rows: dict[tuple[int, bytes], bytes | None], outcome: Any) -> None:
+    """A disk that is full when a shard is made, when it grows, and while it is read."""
+    told: list[str] = []
+    owned = [OwnedShard(disk / "s", identity())]
+    _fill(disk / "junk")
+    try:
+        ShardStore.create(disk / "s", identity())
+    except AnabranchError as error:
+        told.append(f"creating: {type(error).__name__}")
+    (disk / "junk").unlink()
+    ShardStore.create(disk / "s", identity())
+    run_step(owned, 0, {(1, b"k"): b"small"})
+    before = dump_all(owned)
+    _fill(disk / "junk")
+    try:
+        run_step(owned, 1, rows)
+    except AnabranchError as error:
+        told.append(
+            f"writing: {type(error).__name__}, {'as before' if dump_all(owned) == before else 'changed'}"
+        )
+    ShardStore.open(disk / "s").close()
+    told.append(f"reading: {'as before' if dump_all(owned) == before else 'changed'}")
+    run_step(owned, 1, {(1, b"k"): b"fits"}, attempt=1)
+    (disk / "junk").unlink()
+    run_step(owned, 1, {(1, b"k"): None, **rows}, attempt=2)
+    outcome.put(told)
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            with suppress(OSError):
+                while True:
+                    file.write(b"x" * size)

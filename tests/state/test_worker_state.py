@@ -177,6 +177,26 @@ def test_the_map_grows_from_tiny_and_keeps_everything(tmp_path: Path) -> None:
     assert read(owned) == rows
 
 
+@pytest.mark.parametrize("value", [8, 200, 3000])
+def test_a_step_that_outgrows_all_maps_is_not_repeated_for_each(tmp_path: Path, value: int) -> None:
+    owned = make_shards(tmp_path, 16, map_size=64 << 10)
+    rows = {(i << 51, b"k%d" % i): os.urandom(value) for i in range(1 << 13)}
+    runs = 0
+
+    def body(state: WorkerState) -> list[TouchedShard]:
+        nonlocal runs
+        runs += 1
+        apply(state, rows)
+        return state.commit()
+
+    run_with_growth(lambda: state_at(owned, 0), body)
+    assert runs <= 3
+    run_with_growth(lambda: state_at(owned, 1), body)
+    run_with_growth(lambda: state_at(owned, 2), body)
+    assert runs <= 8
+    assert read(owned) == rows
+
+
 def test_a_task_that_committed_some_shards_may_repeat_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

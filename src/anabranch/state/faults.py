@@ -1,8 +1,9 @@
 """LMDB's errors in our words.
 
-LMDB without WRITEMAP answers a full disk with EIO as often as with ENOSPC, because the write
-that fills the disk is short and not refused.  So EIO is a full disk when the file system, or the process's
-limit on file sizes, has no room left.
+Room is asked of the disk before LMDB may need it (see `mapping`), so a full disk is an error of the system call that
+asks.  On file systems where that is not possible LMDB answers a full disk with EIO as often as with ENOSPC,
+because the write that fills the disk is short and not refused.  So EIO is a full disk when the file system, or the
+process's limit on file sizes, has no room left.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def _full(path: Path) -> StorageFullError:
 
 def _room(path: Path) -> int:
     """Bytes that the shard's file may still grow by."""
-    stat = os.statvfs(path)
+    there = next(part for part in (path, *path.parents) if part.exists())
+    stat = os.statvfs(there)
     free = stat.f_bavail * stat.f_frsize
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     data = path / "data.mdb"

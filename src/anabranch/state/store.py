@@ -83,7 +83,6 @@ class ShardStore:
             StorageFullError: no room.
         """
         where = Path(os.path.abspath(path))
-        where.mkdir(parents=True, exist_ok=True)
         _OPEN.forget(str(where))
         env = _environment(where, map_size, create=True)
         try:
@@ -287,6 +286,8 @@ class ShardStore:
 
 def _environment(path: Path, map_size: int, *, create: bool) -> Any:
     try:
+        if create:
+            path.mkdir(parents=True, exist_ok=True)
         return open_environment(path, map_size, create=create)
     except lmdb.Error as error:
         raise translate(error, path) from error
