@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from anabranch.connect.source import Slice
@@ -21,6 +21,35 @@ class Assigned:
     input: str
     ordinal: int
     piece: Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A range of a partition that became one dead letter instead of rows."""
+
+    input: str
+    partition: str
+    start: int
+    end: int
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Lost:
+        return cls(
+            str(data["input"]),
+            str(data["partition"]),
+            int(data["start"]),
+            int(data["end"]),
+            str(data["reason"]),
+        )
+
+    @property
+    def record(self) -> str:
+        """How the dead letter shows it."""
+        return f"{self.partition} from {self.start} to {self.end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +71,12 @@ class StepSpec:
     """Where hosts keep their shards, unless the machine says otherwise (STATE_DIR_VARIABLE)."""
     outputs_root: str
     keep_undo_from: Step
+    replay: bool = False
+    """Whether the step was committed before: outputs are hashed and not written, and inputs must be as they were."""
+    lost: tuple[Lost, ...] = ()
+    """Of a replay, what the commit record says was lost."""
+    isolate: bool = False
+    """Whether to note each record before a user's function gets it, to find the one on which processes die."""
 
     @property
     def workers(self) -> int:
@@ -57,8 +92,12 @@ class Report:
     host: HostId
     process: int
     input_rows: dict[str, int] = field(default_factory=dict)
+    reads: list[dict[str, Any]] = field(default_factory=list)
+    """For each piece of input: `input`, `partition`, `ordinal`, and `rows` and content `hash` of what the source gave."""
+    lost: list[dict[str, Any]] = field(default_factory=list)
+    """The pieces that became dead letters, as `Lost`."""
     outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """For each output, the staged files with their row counts and Z-set hashes."""
+    """For each output, the staged files with their row counts and Z-set hashes; of a replay, `rows` and `hash` alone."""
     touched: dict[RegionId, list[ShardId]] = field(default_factory=dict)
     dead_letters: int = 0
     seconds: dict[str, float] = field(default_factory=dict)

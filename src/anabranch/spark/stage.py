@@ -20,16 +20,18 @@ import polars as pl
 
 from anabranch.connect.sink import Sink
 from anabranch.connect.sinks import parquet
-from anabranch.connect.source import OnBad, frame_schema
+from anabranch.connect.source import OnBad, Slice, frame_schema
 from anabranch.errors import InputChangedError, RecordError
 from anabranch.flow.plan import DEAD_LETTER_SCHEMA, DEAD_LETTERS, Channel, Plan, Planned
 from anabranch.model.batch import HASH, MAJOR, MINOR, ORDER, ORDER_SCHEMA, ORIGIN, STEP, WEIGHT, visible
+from anabranch.model.contenthash import content_hash
 from anabranch.model.hashing import hash_columns, shard_of, zset_hash
 from anabranch.model.ids import OperatorId, WorkerId
 from anabranch.operators.kernel import Combining, Context, DeadLetter
 from anabranch.spark.blob import Blob, Packed, check_complete, encode, pack_frame
+from anabranch.spark.reads import without_lost
 from anabranch.spark.shards import StageState, run_with_state
-from anabranch.spark.spec import Assigned, Report, StepSpec
+from anabranch.spark.spec import Assigned, Lost, Report, StepSpec
 
 
 def run_stage(
@@ -187,29 +189,46 @@ class _StageRun:
         return frames[0] if len(frames) == 1 else pl.concat(frames, rechunk=True)
 
     def _read_slice(self, planned: Planned, assigned: Assigned) -> list[pl.DataFrame]:
+        """The rows of a piece; as one dead letter, none of them, where it cannot be read and the flow says so."""
         node = planned.node
-        assert node.source is not None
-        frames = []
-        place = 0
+        pieces = [assigned.piece]
+        if self.spec.lost:
+            mine = (one for one in self.spec.lost if one.input == node.id)
+            pieces, lost = without_lost(assigned.piece, mine)
+            for one in lost:
+                self._lose(planned, one)
+        frames: list[pl.DataFrame] = []
+        letters = len(self.dead)
         try:
-            for frame in node.source.read(assigned.piece, self._on_bad(planned)):
-                if planned.ordered:
-                    frame = frame.with_columns(
-                        pl.lit(planned.origin, ORDER_SCHEMA[ORIGIN]).alias(ORIGIN),
-                        pl.lit(assigned.ordinal, ORDER_SCHEMA[MAJOR]).alias(MAJOR),
-                        pl.int_range(place, place + frame.height, dtype=pl.Int64).alias(MINOR),
-                    )
-                place += frame.height
-                frames.append(frame)
+            for piece in pieces:
+                frames += self._read_piece(planned, piece)
         except InputChangedError as error:
-            if node.on_error == "stop":
+            if node.on_error == "stop" or self.spec.replay:
                 raise InputChangedError(f"input {node.id!r}, step {self.spec.step}: {error}") from error
             # A file that vanished or changed: what was to be read of it is one dead letter.
+            del self.dead[letters:]
             piece = assigned.piece
-            record = f"{piece.partition} from {piece.start} to {piece.end}"
-            self.dead.append(DeadLetter(node.id, f"partition {piece.partition}", record, str(error)))
-            return []
-        return frames
+            self._lose(planned, Lost(node.id, piece.partition, piece.start, piece.end, str(error)))
+            frames = []
+        self.report.reads.append(
+            {
+                "input": node.id,
+                "partition": assigned.piece.partition,
+                "ordinal": assigned.ordinal,
+                "rows": sum(frame.height for frame in frames),
+                "hash": sum(map(content_hash, frames)) % (1 << 64),
+            }
+        )
+        return _placed(frames, planned.origin, assigned.ordinal) if planned.ordered else frames
+
+    def _read_piece(self, planned: Planned, piece: Slice) -> list[pl.DataFrame]:
+        assert planned.node.source is not None
+        return list(planned.node.source.read(piece, self._on_bad(planned)))
+
+    def _lose(self, planned: Planned, lost: Lost) -> None:
+        self.report.lost.append(lost.to_json())
+        where = f"partition {lost.partition}"
+        self.dead.append(DeadLetter(planned.node.id, where, lost.record, lost.reason))
 
     def _on_bad(self, planned: Planned) -> OnBad:
         node = planned.node
@@ -244,6 +263,9 @@ class _StageRun:
             return
         spec = self.spec
         digest = zset_hash(frame)
+        if spec.replay:
+            self.report.outputs.setdefault(name, []).append({"rows": frame.height, "hash": digest})
+            return
         frame = frame.with_columns(pl.lit(spec.step, pl.Int64).alias(STEP))
         file = f"step-{spec.step:012d}-stage-{self.stage:02d}-worker-{self.worker:04d}-try-{spec.epoch}.{spec.attempt}"
         staged = sink.stage(frame, Path(spec.outputs_root) / name, file)
@@ -298,6 +320,22 @@ def _partition(
         if count:
             yield receiver, frame.slice(start, count)
             start += count
+
+
+def _placed(frames: list[pl.DataFrame], origin: int, ordinal: int) -> list[pl.DataFrame]:
+    """Give the rows of one piece of input their canonical order."""
+    placed = []
+    place = 0
+    for frame in frames:
+        placed.append(
+            frame.with_columns(
+                pl.lit(origin, ORDER_SCHEMA[ORIGIN]).alias(ORIGIN),
+                pl.lit(ordinal, ORDER_SCHEMA[MAJOR]).alias(MAJOR),
+                pl.int_range(place, place + frame.height, dtype=pl.Int64).alias(MINOR),
+            )
+        )
+        place += frame.height
+    return placed
 
 
 def _with_hash(frame: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
