@@ -4,7 +4,10 @@ VENV := .venv
 RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all bench-engine lint types imports check clean java
+SEED ?= 1
+ROUNDS ?= 10
+
+.PHONY: demo test test-all chaos bench-engine lint types imports check clean java
 
 demo: $(READY) java
 	$(RUN)/python examples/demo.py
@@ -14,6 +17,10 @@ test: $(READY) java
 
 test-all: $(READY) java
 	$(RUN)/python -m pytest
+
+# Random flows under random faults: make chaos SEED=7 ROUNDS=25 ARGS=--verbose
+chaos: $(READY) java
+	$(RUN)/python -m chaos --seed $(SEED) --rounds $(ROUNDS) $(ARGS)
 
 bench-engine: $(READY) java
 	$(RUN)/python -m bench.engine $(ARGS)

@@ -180,14 +180,14 @@ def _distinct(node: dict[str, Any], stream: ab.Stream) -> ab.Stream:
 
 
 def _aggregate(node: dict[str, Any], stream: ab.Stream) -> ab.Stream:
-    aggregates = {
+    aggregates: dict[str, Any] = {
         f"r_{column}": ab.count() if kind == "count" else getattr(ab, kind)(of)
         for column, (kind, of) in node["slots"].items()
     }
     keyed = stream.key_by(_made_key, column="key") if node["made"] else stream.key_by(*node["keys"])
     result = keyed.aggregate(**aggregates)
     names = {column: f"r_{column}" for column in node["slots"]} | ({"s": "key"} if node["made"] else {})
-    return result.select(**{column: pl.col(names.get(column, column)) for column in COLUMNS})
+    return result.select(*(pl.col(names.get(column, column)).alias(column) for column in COLUMNS))
 
 
 def _made_key(row: Any) -> str:
@@ -199,7 +199,7 @@ def _join(node: dict[str, Any], left: ab.Stream, right: ab.Stream) -> ab.Stream:
     if node["how"] in ("semi", "anti"):
         return joined.select(*COLUMNS)
     take = {c: pl.col(c + "_right") if side == "right" else pl.col(c) for c, side in node["take"].items()}
-    return joined.select(**{column: take.get(column, pl.col(column)) for column in COLUMNS})
+    return joined.select(*(take.get(column, pl.col(column)).alias(column) for column in COLUMNS))
 
 
 def _reduce(node: dict[str, Any], stream: ab.Stream) -> ab.Stream:
@@ -267,7 +267,7 @@ def _stateful_batches(node: dict[str, Any], stream: ab.Stream) -> ab.Stream:
 
 def _dressed(stream: ab.Stream, node: dict[str, Any], made: pl.Expr) -> ab.Stream:
     columns = {**_FILLERS, **{key: pl.col(key) for key in node["keys"]}, "n": made}
-    return stream.select(**{column: columns[column] for column in COLUMNS})
+    return stream.select(*(columns[column].alias(column) for column in COLUMNS))
 
 
 _NODES: dict[str, Callable[..., ab.Stream]] = {

@@ -23,7 +23,7 @@ Description = dict[str, Any]
 COLUMNS = ("a", "s", "n", "x", "d")
 KINDS = ("jsonl", "parquet", "text", "iterable", "generator")
 HOWS = ("inner", "left", "full", "semi", "anti")
-SLOTS = {
+SLOTS: dict[str, list[tuple[str, str | None]]] = {
     "a": [("count", None), ("min", "a"), ("max", "n"), ("sum", "n")],
     "s": [("min", "s"), ("max", "s")],
     "n": [("count", None), ("sum", "n"), ("min", "n"), ("max", "n"), ("sum", "a")],
@@ -32,7 +32,7 @@ SLOTS = {
 }
 """What may fill a column behind an aggregate: (kind, of column)."""
 
-_KEYS = (("a",), ("s",), ("a", "s"))
+_KEYS: tuple[tuple[str, ...], ...] = (("a",), ("s",), ("a", "s"))
 _GROUPS = {("a",): 25, ("s",): 6, ("a", "s"): 120}
 _MOST = 20_000
 """Rows that a join may be expected to give: the oracle is plain Python."""
@@ -95,6 +95,7 @@ def _draw(rng: Random, nodes: list[Drawn]) -> Drawn | None:
     # The newest are likelier: chains rather than a bush.
     at = len(nodes) - 1 - min(int(rng.expovariate(0.5)), len(nodes) - 1)
     of = nodes[at]
+    node: dict[str, Any]
     op = rng.choice(
         ["filter", "branch", "map", "flat_map", "with", "batches", "union", "union", "distinct", "distinct"]
         + ["aggregate", "aggregate", "join", "self_join"] * 2
@@ -109,7 +110,7 @@ def _draw(rng: Random, nodes: list[Drawn]) -> Drawn | None:
         more = nodes[other]
         node = {"op": "union", "of": [at, other]}
         return Drawn(node, of.append and more.append, False, of.size + more.size, max(of.depth, more.depth))
-    keys = rng.choice(_KEYS)
+    keys: tuple[str, ...] = rng.choice(_KEYS)
     below = of.depth + 1
     if op == "distinct":
         chosen = None if rng.random() < 0.5 else list(keys)
@@ -118,8 +119,16 @@ def _draw(rng: Random, nodes: list[Drawn]) -> Drawn | None:
         # A function may make the key; it then stands in the column `s`.
         made = rng.random() < 0.2
         keys = ("s",) if made else keys
-        slots = {column: list(rng.choice(SLOTS[column])) for column in COLUMNS if column not in keys}
-        node = {"op": "aggregate", "of": [at], "keys": list(keys), "made": made, "slots": slots}
+        slots: dict[str, Any] = {
+            column: list(rng.choice(SLOTS[column])) for column in COLUMNS if column not in keys
+        }
+        node = {
+            "op": "aggregate",
+            "of": [at],
+            "keys": list(keys),
+            "made": made,
+            "slots": slots,
+        }
         return Drawn(node, False, False, min(2 * of.size, 60 * _GROUPS[keys]), below)
     if op in ("join", "self_join"):
         return _join(rng, op, at, nodes, keys)

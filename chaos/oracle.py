@@ -61,10 +61,11 @@ def _input(node: Mapping[str, Any]) -> Callable[..., Delta]:
 
 def _filter(node: Mapping[str, Any]) -> Callable[[Delta], Delta]:
     column, modulus, rest = COLUMNS.index(node["column"]), node["mod"], node["rest"]
-    wanted = node.get("side", True)
+    wanted: bool = node.get("side", True)
 
     def chosen(row: Row) -> bool:
-        return (row[column] is not None and row[column] % modulus == rest) == wanted
+        found: bool = row[column] is not None and row[column] % modulus == rest
+        return found == wanted
 
     return lambda delta: [(row, weight) for row, weight in delta if chosen(row)]
 

@@ -1,0 +1,100 @@
+"""A Spark standalone cluster of loopback hosts, each with a state directory of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from chaos.job import wait_until
+
+_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+_DEPLOY = "org.apache.spark.deploy"
+
+
+class Cluster:
+    """A master, and one worker process per host."""
+
+    def __init__(self, root: Path, hosts: int, env: dict[str, str]) -> None:
+        self.root = root
+        self.hosts = [f"127.0.0.{number + 2}" for number in range(hosts)]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.master = f"spark://127.0.0.1:{self.port}"
+        self._env = {**env, "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        where = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0"]
+        self._spawn("master", {}, f"{_DEPLOY}.master.Master", *where)
+        if not wait_until(self._listening, 60, 0.1):
+            raise TimeoutError(f"no Spark master at {self.master}")
+        for host in self.hosts:
+            own = {"ANABRANCH_STATE_DIR": str(self.state_dir(host)), "SPARK_LOCAL_IP": host}
+            size = ["--cores", "1", "--memory", "700m", "--webui-port", "0"]
+            work = ["--work-dir", str(self.root / "work" / host)]
+            self._spawn(host, own, f"{_DEPLOY}.worker.Worker", "--host", host, *size, *work, self.master)
+
+    def arguments(self) -> list[str]:
+        """What `anabranch run` needs to use it."""
+        conf = {
+            "spark.executor.memory": "600m",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+        }
+        return ["--master", self.master, *(f"--conf={key}={value}" for key, value in conf.items())]
+
+    def state_dir(self, host: str) -> Path:
+        return self.root / "disks" / host
+
+    def below(self) -> list[psutil.Process]:
+        """Executors and their Python processes."""
+        found: list[psutil.Process] = []
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                found += psutil.Process(process.pid).children(recursive=True)
+        return found
+
+    def executors(self) -> list[psutil.Process]:
+        found = []
+        for process in self.below():
+            with contextlib.suppress(psutil.Error):
+                if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def stop(self) -> None:
+        left = self.below()
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for orphan in left:
+            with contextlib.suppress(psutil.Error):
+                orphan.kill()
+
+    def _spawn(self, name: str, env: dict[str, str], *arguments: str) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / f"{name}.log", "wb") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    [str(_CLASS), *arguments],
+                    env={**self._env, **env},
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+
+    def _listening(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False

@@ -1,0 +1,256 @@
+"""One round: a random flow, a job directory, harm done to it while it runs, and the judgement.
+
+Where the harm falls is left to the clock, so a seed repeats the flow, its input and the order of actions, and not the
+instruction at which a process died.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from chaos.actions import ACTIONS, Failed, make_disk, remove_disk
+from chaos.check import Verdict, check, check_table
+from chaos.cluster import Cluster
+from chaos.feed import Feed
+from chaos.flows import random_flow
+from chaos.job import Driver, command, environment, wait_until, write_flow
+from chaos.records import Broken, Harvest, Inputs
+
+_SHARDS = 8
+_DISK = 160
+_TICK = 0.03
+_STUCK = 90.0
+"""Seconds without a step, while there is input, after which a job counts as stuck."""
+
+
+class Round:
+    """What a round has: its directory, its job, and the driver of the moment."""
+
+    def __init__(
+        self,
+        root: Path,
+        rng: Random,
+        actions: list[str],
+        harms: int,
+        say: Callable[[str], None],
+        run_args: list[str],
+        cluster: bool,
+    ) -> None:
+        self.root = root
+        self.rng = rng
+        self.enabled = actions
+        self.harms = harms
+        self.say = say
+        self.run_args = run_args
+        self.counts: Counter[str] = Counter()
+        self.began = time.monotonic()
+        self.env = environment(root)
+        self.damaged: Path | None = None
+        self._numbers = 0
+        rows = 30 * harms + 60
+        self.description = json.loads(json.dumps(random_flow(rng, rows)))
+        self.flow = write_flow(root, self.description)
+        self.feed = Feed(root / "in", self.description["inputs"], rows, rng)
+        self.disk = root / "disk"
+        self.small_disk: bool = "disk_full" in actions and rng.random() < 0.4 and make_disk(self.disk, _DISK)
+        self.job = self.disk / "job"
+        self.harvest = Harvest(self.job)
+        self.cluster: Cluster | None = (
+            Cluster(root / "cluster", rng.choice((2, 3)), self.env) if cluster else None
+        )
+        self.logical_hosts = rng.choice((1, 1, 2, 3))
+        self._drivers: list[Driver] = []
+        self._last_kill = (-1, 0)
+
+    # What actions use.
+
+    @property
+    def driver(self) -> Driver:
+        return self._drivers[-1]
+
+    def tell(self, what: str) -> None:
+        self.say(f"  {time.monotonic() - self.began:6.1f} s, step {len(self.harvest)}: {what}")
+
+    def count(self, kind: str, what: str) -> None:
+        self.counts[kind] += 1
+        self.tell(what)
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def arguments(self) -> list[str]:
+        """How the next driver is called: any number of workers will do."""
+        hosts = self.logical_hosts if self.cluster is None else len(self.cluster.hosts)
+        where = ["--hosts", str(hosts)] if self.cluster is None else self.cluster.arguments()
+        return [
+            str(self.flow), "--dir", str(self.job), "--shards", str(_SHARDS), "--step-ms", "50",
+            "--max-step-rows", str(self.rng.choice((20, 40, 80))),
+            "--workers", str(self.rng.randint(hosts, max(hosts, 4))), *where, *self.run_args,
+        ]  # fmt: skip
+
+    def hosts(self) -> list[Path]:
+        """The state directories of hosts, as far as they are there."""
+        if self.cluster is None:
+            return sorted(path for path in (self.job / "state").glob("*") if path.is_dir())
+        return [path for host in self.cluster.hosts for path in self.cluster.state_dir(host).glob("*/*")]
+
+    def stop(self) -> None:
+        """Stop the driver in an orderly way."""
+        self.driver.process.terminate()
+        status = self.driver.wait(_STUCK)
+        if status != 0:
+            raise Failed(f"an orderly stop ended with {status}: {self.driver.said()}")
+        self.tell("stopped in an orderly way")
+
+    # The round itself.
+
+    def play(self) -> Verdict:
+        """Run the job through all harm to its end; returns the judgement.
+
+        Raises:
+            Failed: it did not get there.
+        """
+        try:
+            if self.cluster is not None:
+                self.cluster.start()
+            self._start()
+            for left in range(self.harms, 0, -1):
+                self._run_a_while(left)
+                self._harm()
+            self._finish()
+            return self._judge()
+        except Broken as error:
+            raise Failed(str(error)) from error
+        finally:
+            for driver in self._drivers:
+                driver.clean_up()
+            if self.cluster is not None:
+                self.cluster.stop()
+
+    def close(self, keep: bool) -> None:
+        """Give the small disk back; when asked to keep the round, what was on it is copied beside it."""
+        if self.small_disk:
+            remove_disk(self.disk, self.root / "kept" if keep else None)
+
+    def _start(self) -> None:
+        if self._drivers:
+            self.counts["restarts"] += 1
+            # What the dead one left may still be at work beside the next one, or be gone.
+            if self.rng.random() < 0.5:
+                self.driver.clean_up()
+        arguments = self.arguments()
+        self._drivers.append(Driver(arguments, self.root / f"run-{self.number()}", self.env))
+        self.tell(f"started: {' '.join(arguments[3:])}")
+
+    def _run_a_while(self, left: int) -> None:
+        """Feed a share of what is left, and let some steps pass."""
+        gifts = math.ceil(len(self.feed) / (left + 1))
+        # Some drivers are struck while they start.
+        early = self.rng.random() < 0.15
+        strike = time.monotonic() + self.rng.uniform(0.2, 6)
+        goal = len(self.harvest) + self.rng.randint(1, 3)
+        patience = time.monotonic() + _STUCK
+        while not (early and time.monotonic() > strike):
+            self._look()
+            if gifts and self.rng.random() < 0.25:
+                self.feed.give()
+                gifts -= 1
+            reached = len(self.harvest) >= goal or (self.rng.random() < 0.1 and not self._behind())
+            if not early and not gifts and self.driver.started and reached:
+                break
+            if time.monotonic() > patience:
+                raise Failed(f"no step within {_STUCK:.0f} s; {self._where()}")
+            time.sleep(_TICK)
+        time.sleep(self.rng.uniform(0, 0.3))
+
+    def _look(self) -> None:
+        """Gather what was committed; a driver that is down without our doing is a failure."""
+        self.harvest.gather()
+        if self.driver.running:
+            return
+        if self.damaged is not None and str(self.damaged.parent) in self.driver.said():
+            # It was told what is wrong, and does what an operator would.
+            self.count("repairs", f"refused: {self.driver.said()[-200:]}")
+            shutil.rmtree(self.damaged.parent)
+            self.damaged = None
+            self._start()
+            return
+        raise Failed(
+            f"the driver ended by itself with {self.driver.process.returncode}: {self.driver.said()}"
+        )
+
+    def _harm(self) -> None:
+        possible = [name for name in self.enabled if ACTIONS[name].possible(self)]
+        if not possible:
+            return
+        name = self.rng.choices(possible, [ACTIONS[name].weight for name in possible])[0]
+        if name == "worker" and not self._may_kill_worker():
+            return
+        if name in ("zombie", "restart", "disk_full"):
+            self._settle()
+        ACTIONS[name].do(self)
+        self.harvest.gather()
+        if not self.driver.running:
+            self._start()
+
+    def _may_kill_worker(self) -> bool:
+        """A step is tried five times; more than two kills in the same one would be the end by design."""
+        step, kills = self._last_kill
+        self._last_kill = (len(self.harvest), kills + 1 if step == len(self.harvest) else 1)
+        return self._last_kill[1] <= 2
+
+    def _settle(self) -> None:
+        if not wait_until(lambda: self.driver.started or not self.driver.running, _STUCK):
+            raise Failed(f"the driver has not started within {_STUCK:.0f} s; {self._where()}")
+        self._look()
+
+    def _behind(self) -> bool:
+        """Whether there is input that no step has read."""
+        self.harvest.gather()
+        ends = Inputs(self.root / "in", self.description["inputs"]).ends()
+        return any(
+            end > self.harvest.positions.get(name, {}).get(partition, 0)
+            for name, partitions in ends.items()
+            for partition, end in partitions.items()
+        )
+
+    def _finish(self) -> None:
+        self.feed.give_all()
+        steps, since = len(self.harvest), time.monotonic()
+        while self._behind():
+            self._look()
+            if len(self.harvest) > steps:
+                steps, since = len(self.harvest), time.monotonic()
+            if time.monotonic() - since > _STUCK:
+                raise Failed(f"no step within {_STUCK:.0f} s; {self._where()}")
+            time.sleep(0.1)
+        self._settle()
+        self.stop()
+
+    def _where(self) -> str:
+        return f"{len(self.harvest)} steps, read {self.harvest.positions}; {self.driver.said()}"
+
+    def _judge(self) -> Verdict:
+        verdict = check(self.job, self.root / "in", self.description, self.harvest)
+        name = self.rng.choice(sorted(self.description["outputs"]))
+        shown = subprocess.run(
+            command("output", str(self.job), name, "--json"),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self.env,
+        )
+        if shown.returncode != 0:
+            raise Failed(f"anabranch output {name}: {shown.stderr}")
+        table = check_table(shown.stdout, self.description, self.harvest, self.root / "in", name)
+        verdict.problems += table.problems
+        return verdict
