@@ -80,6 +80,38 @@ def test_list_is_sorted_and_one_level_deep(storage: Storage) -> None:
     assert not storage.exists("f")
 
 
+def test_list_after_a_name(storage: Storage) -> None:
+    names = ["a", "b", "c/x", "c/y", "d", "é"]
+    for name in names:
+        storage.create(f"f/{name}", b"")
+    for after in ("", "a", "b", "bb", "c/", "d", "é", "zz"):
+        assert storage.list("f", after) == [n for n in ["a", "b", "c/", "d", "é"] if n > after]
+
+
+def test_the_beginning_of_a_file(storage: Storage) -> None:
+    storage.create("a", b"12345")
+    assert storage.read("a", 2) == b"12"
+    assert storage.read("a", 9) == b"12345"
+    with pytest.raises(FileNotFoundError):
+        storage.read("b", 2)
+
+
+def test_many_are_deleted_at_once(storage: Storage) -> None:
+    for name in ("f/a", "f/b", "c"):
+        storage.create(name, b"")
+    storage.delete("f/a", "no", "f/b", "c")
+    storage.delete()
+    storage.prune("f")
+    storage.prune("no")
+    assert storage.list() == []
+
+
+def test_a_folder_that_holds_something_is_not_pruned(storage: Storage) -> None:
+    storage.create("f/a", b"")
+    storage.prune("f")
+    assert storage.list() == ["f/"]
+
+
 def test_children_are_rooted_in_folders(storage: Storage) -> None:
     child = storage.child("a", "b")
     child.create("c", b"1")

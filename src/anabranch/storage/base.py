@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 
 from anabranch.errors import ConfigError
@@ -35,8 +36,8 @@ class Storage(ABC):
         """The storage rooted in a folder of this one."""
 
     @abstractmethod
-    def read(self, name: str) -> bytes:
-        """The whole file.  Raises FileNotFoundError."""
+    def read(self, name: str, limit: int | None = None) -> bytes:
+        """The file, or at most its first `limit` bytes.  Raises FileNotFoundError."""
 
     @abstractmethod
     def create(self, name: str, data: bytes | memoryview, point: str = "") -> None:
@@ -59,10 +60,10 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def delete(self, name: str) -> None:
-        """Remove a file; one that is not there is removed already.
+    def delete(self, *names: str) -> None:
+        """Remove files; one that is not there is removed already.
 
-        Not durable: after a power failure the file may be back.
+        Not durable, and in any order: after a power failure any of them may be back.
         """
 
     @abstractmethod
@@ -74,8 +75,14 @@ class Storage(ABC):
         """The file's length in bytes.  Raises FileNotFoundError."""
 
     @abstractmethod
-    def list(self, folder: str = "") -> list[str]:
-        """Names directly below a folder, sorted; those of folders end with "/".  No such folder, no names."""
+    def list(self, folder: str = "", after: str = "") -> list[str]:
+        """Names directly below a folder that sort after `after`, sorted; those of folders end with "/".
+
+        No such folder, no names.  In an object store it costs a request for each 1,000 names.
+        """
+
+    def prune(self, folder: str) -> None:  # noqa: B027  only a disk keeps empty folders
+        """Remove a folder if it is empty."""
 
     def sweep(self, folder: str = "") -> None:  # noqa: B027  only a disk keeps halves of files
         """Remove what killed writers have left directly below a folder; nobody may be writing there."""
@@ -83,6 +90,9 @@ class Storage(ABC):
     def where(self, name: str) -> str:
         """A file's full path or URL, for messages."""
         return f"{self.url.rstrip('/')}/{name}" if name else self.url
+
+    def __str__(self) -> str:
+        return self.url
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -103,6 +113,6 @@ def checked(name: str) -> str:
     return name
 
 
-def entries(files: builtins.list[str], folders: builtins.list[str]) -> builtins.list[str]:
+def entries(files: Iterable[str], folders: Iterable[str], after: str) -> builtins.list[str]:
     """What `list` gives."""
-    return sorted([*files, *(f"{folder}/" for folder in folders)])
+    return sorted(name for name in (*files, *(f"{folder}/" for folder in folders)) if name > after)

@@ -11,7 +11,7 @@ import errno
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from anabranch import crash
@@ -38,9 +38,10 @@ class LocalStorage(Storage):
     def child(self, *names: str) -> LocalStorage:
         return LocalStorage(self.local.joinpath(*map(checked, names)), self._top)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, limit: int | None = None) -> bytes:
         try:
-            return self._path(name).read_bytes()
+            with open(self._path(name), "rb") as file:
+                return file.read(-1 if limit is None else limit)
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args) from error
 
@@ -79,11 +80,10 @@ class LocalStorage(Storage):
         """Make the names directly below a folder durable, and the lack of names that were removed."""
         sync_directory(self._path(folder))
 
-    def delete(self, name: str) -> None:
-        try:
-            self._path(name).unlink()
-        except _ABSENT:
-            return
+    def delete(self, *names: str) -> None:
+        for path in map(self._path, names):
+            with suppress(*_ABSENT):
+                path.unlink()
 
     def exists(self, name: str) -> bool:
         return self._path(name).is_file()
@@ -94,7 +94,7 @@ class LocalStorage(Storage):
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args) from error
 
-    def list(self, folder: str = "") -> list[str]:
+    def list(self, folder: str = "", after: str = "") -> list[str]:
         try:
             with os.scandir(self._path(folder)) as found:
                 split: tuple[list[str], list[str]] = ([], [])
@@ -103,7 +103,11 @@ class LocalStorage(Storage):
                         split[entry.is_dir()].append(entry.name)
         except _ABSENT:
             return []
-        return entries(*split)
+        return entries(*split, after)
+
+    def prune(self, folder: str) -> None:
+        with suppress(OSError):
+            self._path(folder).rmdir()
 
     def sweep(self, folder: str = "") -> None:
         path = self._path(folder)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from anabranch.errors import AnabranchError, ConfigError, EngineError
 from anabranch.storage.base import Storage, checked, entries
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import ObjectStore, RetryConfig
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
@@ -87,9 +88,10 @@ class ObjectStorage(Storage):
     def where(self, name: str) -> str:
         return f"{self.url}/{quote(name)}" if name else self.url
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, limit: int | None = None) -> bytes:
+        options: GetOptions | None = None if limit is None else {"range": (0, limit)}
         with self._errors(name):
-            return bytes(obstore.get(self._store(), self._path(name)).bytes())
+            return bytes(obstore.get(self._store(), self._path(name), options=options).bytes())
 
     def create(self, name: str, data: bytes | memoryview, point: str = "") -> None:
         path = self._path(name)
@@ -117,12 +119,10 @@ class ObjectStorage(Storage):
             obstore.put(self._store(), path, _flat(data))
         crash.point(f"{point}.after")
 
-    def delete(self, name: str) -> None:
-        try:
-            with self._errors(name):
-                obstore.delete(self._store(), self._path(name))
-        except FileNotFoundError:
-            return
+    def delete(self, *names: str) -> None:
+        if names:
+            with self._errors(names[0]), suppress(FileNotFoundError):
+                obstore.delete(self._store(), list(map(self._path, names)))
 
     def exists(self, name: str) -> bool:
         try:
@@ -135,13 +135,21 @@ class ObjectStorage(Storage):
         with self._errors(name):
             return obstore.head(self._store(), self._path(name))["size"]
 
-    def list(self, folder: str = "") -> list[str]:
+    def list(self, folder: str = "", after: str = "") -> list[str]:
         prefix = f"{self._prefix}{checked(folder)}/" if folder else self._prefix
-        with self._errors(folder):
-            found = obstore.list_with_delimiter(self._store(), prefix)
         cut = len(prefix)
-        files = [meta["path"][cut:] for meta in found["objects"]]
-        return entries(files, [path[cut:] for path in found["common_prefixes"]])
+        with self._errors(folder):
+            if not after:
+                found = obstore.list_with_delimiter(self._store(), prefix)
+                files = [meta["path"][cut:] for meta in found["objects"]]
+                return entries(files, [path[cut:] for path in found["common_prefixes"]], after)
+            chunks = obstore.list(self._store(), prefix, offset=prefix + after)
+            names = [meta["path"][cut:].partition("/") for chunk in chunks for meta in chunk]
+        return entries(
+            [name for name, slash, _ in names if not slash],
+            {name for name, slash, _ in names if slash},
+            after,
+        )
 
     def _writer(self, name: str) -> str | None:
         """The token of the call that created an object; None when it is gone or was not created by us."""
