@@ -84,7 +84,8 @@ class Cluster:
         self._worker, self._coordinator = worker, coordinator
         self._numbers: dict[Any, int] = {}
         self._values: list[Any] = []
-        self._handled: dict[tuple[int, Any], tuple[int, tuple[Any, ...]]] = {}
+        # A worker has few states of its own: nearly every reaction has been seen before.
+        self._reactions: dict[tuple[int, int, int, Any], tuple[int, int, int, str | None]] = {}
 
     def initial(self) -> State:
         workers = tuple(WorkerId(i) for i in range(self._case.workers))
@@ -235,11 +236,25 @@ class Cluster:
         return state
 
     def _to_worker(self, state: State, i: int, event: Any) -> State:
-        number, commands = self._handle(state.workers[i], event)
-        state = state._replace(workers=_with(state.workers, i, number))
-        todo: _Queue = self._values[state.todo[i]]
-        up: _Queue = self._values[state.up[i]]
-        wrong = state.wrong
+        key = (state.workers[i], state.todo[i], state.up[i], event)
+        known = self._reactions.get(key)
+        if known is None:
+            known = self._reactions[key] = self._react(*key)
+        machine, todo, up, wrong = known
+        return state._replace(
+            workers=_with(state.workers, i, machine),
+            todo=_with(state.todo, i, todo),
+            up=_with(state.up, i, up),
+            wrong=state.wrong if wrong is None else wrong,
+        )
+
+    def _react(
+        self, machine: int, todo_number: int, up_number: int, event: Any
+    ) -> tuple[int, int, int, str | None]:
+        machine, commands = self._handle(machine, event)
+        todo: _Queue = self._values[todo_number]
+        up: _Queue = self._values[up_number]
+        wrong = None
         for command in commands:
             match command:
                 case wrk.Report(message):
@@ -252,8 +267,7 @@ class Cluster:
                     wrong = problem
                 case _:
                     todo = (*todo, command)
-        state = self._put(self._put(state, "todo", i, todo), "up", i, up)
-        return state._replace(wrong=wrong)
+        return machine, self._intern(todo), self._intern(up), wrong
 
     def _to_coordinator(self, state: State, event: Any) -> State:
         number, commands = self._handle(state.coordinator, event)
@@ -292,17 +306,13 @@ class Cluster:
         return None
 
     def _handle(self, number: int, event: Any) -> tuple[int, tuple[Any, ...]]:
-        """Machines have few states of their own, so nearly every call has been made before."""
-        known = self._handled.get((number, event))
-        if known is None:
-            machine = copy.copy(self._values[number])
-            commands: tuple[Any, ...] = tuple(machine.handle(event))
-            try:
-                machine.validate()
-            except AssertionError as broken:
-                commands = (*commands, f"{broken}: {machine}")
-            known = self._handled[number, event] = (self._intern_machine(machine), commands)
-        return known
+        machine = copy.copy(self._values[number])
+        commands: tuple[Any, ...] = tuple(machine.handle(event))
+        try:
+            machine.validate()
+        except AssertionError as broken:
+            commands = (*commands, f"{broken}: {machine}")
+        return self._intern_machine(machine), commands
 
     def _intern(self, value: Any) -> int:
         number = self._numbers.get(value)
