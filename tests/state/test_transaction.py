@@ -14,7 +14,7 @@ from anabranch.model.ids import RegionId, Step
 from anabranch.state.identity import Fence, Marker
 from anabranch.state.store import UNDO, ShardStore
 from anabranch.state.transaction import StageTransaction, marker_of, rollback_to, write_transaction
-from anabranch.state.undo import ChangedKey, changed_since, short_name
+from anabranch.state.undo import short_name
 
 OTHER = RegionId("other")
 
@@ -174,9 +174,7 @@ STEPS = st.lists(st.dictionaries(KEYS, st.none() | st.binary(max_size=3), max_si
 
 @settings(max_examples=30, deadline=None)
 @given(steps=STEPS, back=st.integers(-1, 6))
-def test_rolling_back_several_steps_and_what_changed_since(
-    tmp_path_factory: pytest.TempPathFactory, steps: list, back: int
-) -> None:
+def test_rolling_back_several_steps(tmp_path_factory: pytest.TempPathFactory, steps: list, back: int) -> None:
     store = ShardStore.create(tmp_path_factory.mktemp("ring") / "s", identity())
     oracle: list[dict[bytes, bytes]] = [{}]
     for n, rows in enumerate(steps):
@@ -184,22 +182,11 @@ def test_rolling_back_several_steps_and_what_changed_since(
         oracle.append({k: v for k, v in {**oracle[-1], **rows}.items() if v is not None})
     back = min(back, len(steps) - 1)
     since = None if back < 0 else Step(back)
-    changed = {key for rows in steps[back + 1 :] for key in rows}
-    found = list(changed_since(store, R, since))
-    assert sorted(found) == sorted(ChangedKey("r.t", 1, key) for key in changed)
     rollback_to(store, fence(99), R, since)
     keys = sorted({key for rows in steps for key in rows})
     with StageTransaction(store, fence(99), [R]) as transaction:
         values = transaction.get("r.t", [at(key) for key in keys], True)
     assert {k: v for k, v in zip(keys, values, strict=True) if v is not None} == oracle[back + 1]
-
-
-def test_changed_since_refuses_a_ring_that_is_too_short(store: ShardStore) -> None:
-    for n in range(3):
-        step(store, fence(n), {b"a": b"%d" % n}, keep_undo_from=Step(2))
-    assert list(changed_since(store, R, Step(1))) == [ChangedKey("r.t", 1, b"a")]
-    with pytest.raises(ShardMismatch, match="no longer kept"):
-        list(changed_since(store, R, Step(0)))
 
 
 def test_damaged_undo_and_markers_are_corrupt(store: ShardStore) -> None:

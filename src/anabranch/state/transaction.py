@@ -31,7 +31,7 @@ from anabranch.model.ids import RegionId, Step
 from anabranch.state.identity import Fence, Marker, decode_fence, encode_fence
 from anabranch.state.store import META, ShardStore
 from anabranch.state.tables import ShardTable
-from anabranch.state.undo import Change, UndoRing, open_table, write
+from anabranch.state.undo import Change, UndoRing, long_name, open_table, short_name, write
 
 _FENCE = b"fence"
 _KEEP_ALL = Step(0)
@@ -75,6 +75,8 @@ class StageTransaction:
         self._changes: dict[RegionId, list[Change]] = {}
         self._before: dict[RegionId, Marker | None] = {}
         self._rolled_back = False
+        self.undo_bytes = 0
+        """Size of the undo records that `prepare` wrote."""
         self._fenced_by: Fence | None = None
         self._txn: Any = store.begin(write=True)
         store.writing = True
@@ -186,7 +188,9 @@ class StageTransaction:
     def _prepare(self) -> None:
         marker = Marker(self.fence.step, self.fence.epoch, self.fence.attempt, self._run)
         for region, changes in self._changes.items():
-            self._ring.append(region, marker, self._before[region], changes, self._keep_from)
+            self.undo_bytes += self._ring.append(
+                region, marker, self._before[region], changes, self._keep_from
+            )
         store_fence(self.store, self._txn, self.fence)
 
     def commit(self, *, prepared: bool = False) -> None:
@@ -252,11 +256,39 @@ def rollback_to(store: ShardStore, fence: Fence, region: RegionId, step: Step | 
     """
     with write_transaction(store) as txn:
         check_fence(store, txn, fence)
-        ring = UndoRing(store, txn)
-        marker = ring.marker(region)
-        while marker is not None and (step is None or marker.step > step):
-            marker = ring.roll_back(region, marker)
+        _back(UndoRing(store, txn), region, step)
         store_fence(store, txn, fence)
+
+
+def rollback_shard(store: ShardStore, fence: Fence, markers: Mapping[RegionId, Step]) -> None:
+    """Take every region of a shard back to where `markers` says (left out: before all steps), in one transaction.
+
+    Raises:
+        Fenced: A newer writer was here.
+        ShardMismatch: A region cannot be brought exactly there; nothing is changed.
+        MapFull: The map was full and has been enlarged: try again.
+    """
+    wanted = {short_name(region): step for region, step in markers.items()}
+    with write_transaction(store) as txn:
+        check_fence(store, txn, fence)
+        ring = UndoRing(store, txn)
+        found = {short_name(region): region for region in ring.regions()}
+        for name in sorted(wanted.keys() | found.keys()):
+            step = wanted.get(name)
+            marker = _back(ring, found[name], step) if name in found else None
+            if (None if marker is None else marker.step) != step:
+                raise ShardMismatch(
+                    f"shard {store.path}: region {long_name(name)!r} must go back to step {step}, but it was last "
+                    f"written by step {None if marker is None else marker.step}; restore the shard from a checkpoint"
+                )
+        store_fence(store, txn, fence)
+
+
+def _back(ring: UndoRing, region: RegionId, step: Step | None) -> Marker | None:
+    marker = ring.marker(region)
+    while marker is not None and (step is None or marker.step > step):
+        marker = ring.roll_back(region, marker)
+    return marker
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import msgpack
 
 from anabranch.errors import CorruptError, ShardMismatch
 from anabranch.model.ids import RegionId, Step
-from anabranch.state.address import is_long, split
+from anabranch.state.address import is_long
 from anabranch.state.identity import Marker
 from anabranch.state.store import META, UNDO, ShardStore
 from anabranch.state.tables import ShardTable
@@ -30,6 +30,9 @@ from anabranch.state.tables import ShardTable
 _PRUNED_PER_COMMIT = 16
 _STEP = struct.Struct(">Q")
 _MAX_NAME = 200
+_MARKER = b"marker:"
+_HEAD = 256
+"""Bytes of a record that hold its marker."""
 
 
 class Change(NamedTuple):
@@ -40,20 +43,28 @@ class Change(NamedTuple):
     olds: list[bytes | None]
 
 
-class ChangedKey(NamedTuple):
-    """A key that some step since then wrote or deleted."""
+class Record(NamedTuple):
+    """One step of the ring, not yet unpacked."""
 
-    table: str
-    hash: int
-    key: bytes
+    step: Step
+    before: Marker | None
+    raw: bytes
 
 
 def short_name(name: str) -> bytes:
-    """A name as an LMDB key: itself, or its beginning and a digest when it is long."""
-    raw = name.encode()
+    """A name as an LMDB key: itself, or its beginning and a digest when it is long.
+
+    A short name is its own short name, also one that was cut in the middle of a character (`long_name`).
+    """
+    raw = name.encode("utf-8", "surrogateescape")
     if len(raw) <= _MAX_NAME:
         return raw
     return raw[: _MAX_NAME - 33] + b"~" + blake2b(raw, digest_size=16).hexdigest().encode()
+
+
+def long_name(raw: bytes) -> str:
+    """A name whose short name this is: the original one unless that was cut."""
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def open_table(store: ShardStore, txn: Any, name: str) -> ShardTable:
@@ -94,8 +105,22 @@ class UndoRing:
 
     def marker(self, region: RegionId) -> Marker | None:
         """The last step applied to a region, None if none ever was."""
-        raw = self._txn.get(b"marker:" + short_name(region), db=self._meta)
+        raw = self._txn.get(_MARKER + short_name(region), db=self._meta)
         return None if raw is None else Marker.decode(raw)
+
+    def regions(self) -> list[RegionId]:
+        """The regions that have a marker, by their short names."""
+        cursor = self._txn.cursor(db=self._meta)
+        found: list[RegionId] = []
+        if cursor.set_range(_MARKER):
+            for key in cursor.iternext(values=False):
+                if not key.startswith(_MARKER):
+                    break
+                found.append(RegionId(long_name(key[len(_MARKER) :])))
+        return found
+
+    def set_marker(self, region: RegionId, marker: Marker) -> None:
+        self._txn.put(_MARKER + short_name(region), marker.encode(), db=self._meta)
 
     def append(
         self,
@@ -104,17 +129,20 @@ class UndoRing:
         previous: Marker | None,
         changes: Sequence[Change],
         keep_from: Step,
-    ) -> None:
+    ) -> int:
         """Record a step and advance the marker; drop some records older than `keep_from`.
+
+        Returns the size of the record in bytes.
 
         A step adds one record and drops at most 16, so a ring whose oldest step has jumped
         shrinks over the next steps instead of stalling one.
         """
         before = None if previous is None else previous.encode()
-        record = msgpack.packb((before, changes))
+        record: bytes = msgpack.packb((before, changes))
         self._txn.put(_undo_key(region, marker.step), record, db=self._undo)
-        self._txn.put(b"marker:" + short_name(region), marker.encode(), db=self._meta)
+        self.set_marker(region, marker)
         self.drop_before(region, min(keep_from, marker.step))
+        return len(record)
 
     def drop_before(self, region: RegionId, step: Step, limit: int = _PRUNED_PER_COMMIT) -> None:
         """Delete up to `limit` of the records older than `step`."""
@@ -133,8 +161,22 @@ class UndoRing:
                 f"shard {self._store.path}: region {region!r} must go back before step {step}, "
                 "but that step's undo record is no longer kept; restore the shard from a checkpoint"
             )
-        before = _unpack(raw)[0]
-        return (None if before is None else Marker.decode(before)), raw
+        return _before(raw), raw
+
+    def records(self, region: RegionId, first: Step, end: Step | None = None) -> Iterator[Record]:
+        """The records from `first` on and below `end`, ascending; the caller checks that they are a chain."""
+        prefix = _undo_key(region, Step(0))[: -_STEP.size]
+        cursor = self._txn.cursor(db=self._undo)
+        if not cursor.set_range(_undo_key(region, first)):
+            return
+        for key in cursor.iternext(values=False):
+            if not key.startswith(prefix) or len(key) != len(prefix) + _STEP.size:
+                return
+            step = Step(_STEP.unpack_from(key, len(prefix))[0])
+            if end is not None and step >= end:
+                return
+            raw = cursor.value()
+            yield Record(step, _before(raw), raw)
 
     def has_record(self, region: RegionId, step: Step) -> bool:
         return self._txn.get(_undo_key(region, step), db=self._undo) is not None
@@ -148,39 +190,10 @@ class UndoRing:
             write(self._store, self._txn, change.table, table, change.addresses, change.olds, long)
         self._txn.delete(_undo_key(region, marker.step), db=self._undo)
         if previous is None:
-            self._txn.delete(b"marker:" + short_name(region), db=self._meta)
+            self._txn.delete(_MARKER + short_name(region), db=self._meta)
         else:
-            self._txn.put(b"marker:" + short_name(region), previous.encode(), db=self._meta)
+            self.set_marker(region, previous)
         return previous
-
-
-def changed_since(store: ShardStore, region: RegionId, step: Step | None) -> Iterator[ChangedKey]:
-    """Every key of a region that a step after `step` wrote, each once, newest step first.
-
-    `step` None means since the beginning.  Reads the records in one short transaction and
-    decodes them after it, so that no page stays pinned while the caller works.
-
-    Raises:
-        ShardMismatch: the ring does not reach back that far.
-    """
-    seen: set[tuple[str, bytes]] = set()
-    for raw in _records_since(store, region, step):
-        for name, addresses, _ in changes_of(raw):
-            for address in addresses:
-                if (name, address) not in seen:
-                    seen.add((name, address))
-                    yield ChangedKey(name, *split(address))
-
-
-def _records_since(store: ShardStore, region: RegionId, step: Step | None) -> list[bytes]:
-    found: list[bytes] = []
-    with store.begin(write=False) as txn:
-        ring = UndoRing(store, txn)
-        marker = ring.marker(region)
-        while marker is not None and (step is None or marker.step > step):
-            marker, raw = ring.record(region, marker.step)
-            found.append(raw)
-    return found
 
 
 def changes_of(raw: bytes) -> list[Change]:
@@ -194,6 +207,18 @@ def _unpack(raw: bytes) -> tuple[bytes | None, list[list[Any]]]:
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise CorruptError(f"an undo record does not parse: {error!r}") from error
     return before, changes
+
+
+def _before(raw: bytes) -> Marker | None:
+    """The marker in front of a record, without unpacking the rest."""
+    head = msgpack.Unpacker()
+    head.feed(raw[:_HEAD])
+    try:
+        head.read_array_header()
+        before = head.unpack()
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CorruptError(f"an undo record does not parse: {error!r}") from error
+    return None if before is None else Marker.decode(before)
 
 
 def _undo_key(region: RegionId, step: Step) -> bytes:

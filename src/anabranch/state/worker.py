@@ -95,6 +95,8 @@ class WorkerState:
         self._keep_from = keep_undo_from
         self.run = uuid4().bytes
         """Names this task in the markers it writes; a re-run of the same task keeps it."""
+        self.undo_bytes = 0
+        """Size of the undo records that `commit` wrote."""
         self._open: list[_Open] = []
         self._ended = False
         """True after commit or abort: whoever goes on then would write half of a stage."""
@@ -172,6 +174,7 @@ class WorkerState:
                 raise
             for item in changed:
                 item.transaction.commit(prepared=True)
+        self.undo_bytes = sum(item.transaction.undo_bytes for item in changed)
         touched = [
             TouchedShard(
                 item.owned.identity.shard,
