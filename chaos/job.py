@@ -17,6 +17,9 @@ import psutil
 
 REPOSITORY = Path(__file__).parent.parent
 
+RUN_ARGS: list[str] = []
+"""What every run of a job under test is given: whatever makes much happen in little time."""
+
 FLOW = """\
 import json
 from pathlib import Path
@@ -64,7 +67,7 @@ class Driver:
         self.seen: dict[int, psutil.Process] = {}
         with open(self.output, "wb") as out, open(self.errors, "wb") as err:
             self.process = subprocess.Popen(
-                command("run", *arguments, "--json"), stdout=out, stderr=err, env=env, start_new_session=True
+                command("run", *arguments, *RUN_ARGS, "--json"), stdout=out, stderr=err, env=env, start_new_session=True
             )
         self.top = psutil.Process(self.process.pid)
 
