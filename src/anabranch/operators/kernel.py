@@ -59,6 +59,22 @@ class DeadLetter:
     weight: int = 1
 
 
+class Guard(Protocol):
+    """Watches the calls of users' functions in a step in which processes died; see `spark/crumbs.py`."""
+
+    def died(self, operator: OperatorId, record: str) -> int:
+        """How many processes have died on this record."""
+        ...
+
+    def admit(self, operator: OperatorId, record: str) -> str | None:
+        """Note that a function is about to get the record, or say why it must not."""
+        ...
+
+    def leave(self) -> None:
+        """The function has returned."""
+        ...
+
+
 @dataclass(slots=True)
 class Context:
     """What a kernel may know about the run it is part of."""
@@ -71,6 +87,8 @@ class Context:
     origin: int = 0
     """The `__origin` of rows that this operator makes, when it emits order."""
     dead_letters: list[DeadLetter] = field(default_factory=list)
+    guard: Guard | None = None
+    """Where set, it is asked before each call of a user's function."""
 
 
 class StatelessKernel(Protocol):

@@ -22,7 +22,7 @@ from anabranch.operators.changes import changes, no_changes, write_changed
 from anabranch.operators.grouping import Segments, segment
 from anabranch.operators.kernel import Context, DeadLetter, KeyedState, Schema
 from anabranch.operators.order import in_order
-from anabranch.operators.userfn import Misfit, build_frame, misfits, raised, set_aside
+from anabranch.operators.userfn import Misfit, build_frame, check_in, check_out, misfits, reason_of, set_aside
 
 _FOLDS = "folds"
 
@@ -65,6 +65,7 @@ class ReduceKernel:
         olds = state.get(_FOLDS, segments.hashes, keys)
         before = self._decode(olds)
         after = self._fold(segments, before.to_list(), context)
+        check_out(context)
         values = self._encode(after)
         write_changed(state, _FOLDS, segments, keys, values, olds)
         return changes(
@@ -126,19 +127,27 @@ class ReduceKernel:
         context: Context,
         strict: bool,
     ) -> Any:
+        fold = self._fold_row if context.guard is None else self._guarded(segments, rows, context)
         for row in rows:
             value, weight = values[row], weights[row]
             try:
-                new = self._fold_row(so_far, value, weight)
+                new = fold(so_far, value, weight)
                 if strict:
                     build_frame([new], self._result)
-            except Misfit as misfit:
-                self._set_aside(segments, row, str(misfit), weight, context, None)
             except Exception as error:  # noqa: BLE001
-                self._set_aside(segments, row, raised(error), weight, context, error)
+                set_aside(context, reason_of(error), self._record(segments, row), weight, error)
             else:
                 so_far = new
         return so_far
+
+    def _guarded(self, segments: Segments, rows: range, context: Context) -> Callable[[Any, Any, int], Any]:
+        places = iter(rows)
+
+        def fold(so_far: Any, value: Any, weight: int) -> Any:
+            check_in(context, self._record(segments, next(places)))
+            return self._fold_row(so_far, value, weight)
+
+        return fold
 
     def _fold_row(self, so_far: Any, value: Any, weight: int) -> Any:
         if self._weighted:
@@ -147,19 +156,10 @@ class ReduceKernel:
             so_far = value if so_far is None else self._fn(so_far, value)
         return so_far
 
-    def _set_aside(
-        self,
-        segments: Segments,
-        row: int,
-        reason: str,
-        weight: int,
-        context: Context,
-        cause: BaseException | None,
-    ) -> None:
-        record = segments.frame.select(*self._keys, self._column).row(row, named=True)
-        set_aside(context, reason, record, weight, cause)
+    def _record(self, segments: Segments, row: int) -> dict[str, Any]:
+        return segments.frame.select(*self._keys, self._column).row(row, named=True)
 
 
 def _local(context: Context) -> Context:
     """The same context with dead letters of its own, so that a group can be folded twice."""
-    return Context(context.operator, context.step, context.on_error)
+    return Context(context.operator, context.step, context.on_error, guard=context.guard)

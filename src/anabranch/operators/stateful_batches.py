@@ -13,10 +13,12 @@ from anabranch.operators.arrow import BatchFunctionError, Table, from_table, to_
 from anabranch.operators.kernel import Context, KeyedState, Schema
 from anabranch.operators.keyrows import Grouped, group, repeated
 from anabranch.operators.order import I64, place_rows
-from anabranch.operators.userfn import raised, set_aside, stop
+from anabranch.operators.userfn import Poisoned, check_in, check_out, raised, set_aside, stop
 
 _NUMBER = "__key"
 """Numbers the keys of a batch, in the order of (hash, key)."""
+_PIECES = 1024
+"""Into so many a batch is cut on which processes died."""
 
 
 class StatefulBatchesKernel:
@@ -28,7 +30,8 @@ class StatefulBatchesKernel:
     depends on the number of workers, so the function must treat keys one by one.
 
     When the function fails and bad records are to be set aside, it is run on halves of the keys, until the
-    keys at fault stand alone; all rows of such a key in this step are dead letters, and its state stays.
+    keys at fault stand alone; all rows of such a key in this step are dead letters, and its state stays.  Where
+    processes died on a batch it is run in pieces, to the same end.
     """
 
     ordered = True
@@ -86,13 +89,19 @@ class StatefulBatchesKernel:
         start, end = int(grouped.starts[first]), int(grouped.starts[last] + grouped.sizes[last])
         rows = grouped.frame[start:end]
         keys = rows.select(self._keys)[grouped.starts[chosen] - start]
+        noted = "" if context.guard is None else _noted(keys)
         keys = keys.with_columns(pl.Series(_NUMBER, chosen))
+        if len(chosen) > 1 and context.guard is not None and context.guard.died(context.operator, noted):
+            size = -(-len(chosen) // _PIECES)
+            pieces = (chosen[start : start + size] for start in range(0, len(chosen), size))
+            return [part for keys_ in pieces for part in self._run(grouped, keys_, olds, news, context)]
         try:
+            check_in(context, noted)
             out, kept = self._call(rows, keys, olds, chosen)
-        except BatchFunctionError as error:
+            check_out(context)
+        except (BatchFunctionError, Poisoned) as error:
             if context.on_error == "stop":
-                record = keys.drop(_NUMBER).row(0, named=True) if len(chosen) == 1 else ""
-                stop(context, str(error), record, error)
+                stop(context, str(error), _noted(keys.drop(_NUMBER)) if len(chosen) == 1 else "", error)
             if len(chosen) > 1:
                 half = len(chosen) // 2
                 halves = (chosen[:half], chosen[half:])
@@ -148,6 +157,12 @@ class StatefulBatchesKernel:
 
     def _no_rows(self) -> pl.DataFrame:
         return pl.DataFrame(schema={**self.output_schema, WEIGHT: pl.Int64(), _NUMBER: pl.Int64()})
+
+
+def _noted(keys: pl.DataFrame) -> str:
+    """What errors and a guard know a batch by: its key, or the first, the last and how many."""
+    first = repr(keys.row(0, named=True))
+    return first if keys.height == 1 else f"{keys.height} keys from {first} to {keys.row(-1, named=True)}"
 
 
 def _shown(key: tuple[object, ...]) -> str:

@@ -29,8 +29,10 @@ from anabranch.operators.userfn import (
     Rows,
     as_rows,
     build_frame,
+    check_out,
+    guarded,
     misfits,
-    raised,
+    reason_of,
     set_aside,
     stop,
 )
@@ -80,6 +82,7 @@ class StatefulMapKernel:
         olds = state.get("state", grouped.hashes, grouped.keys)
         batch = _Batch(self._fn, self._weights, self._in, self._out, grouped, self._starting(olds), context)
         states, columns, counts = batch.run()
+        check_out(context)
         self._store(states, olds, grouped, state, context)
         firsts = grouped.starts[np.repeat(np.arange(len(counts)), counts)]
         out = grouped.frame.select(*self._keys, HASH)[firsts].hstack(columns)
@@ -130,7 +133,7 @@ class _Batch:
         starting: list[bytes | None],
         context: Context,
     ) -> None:
-        self._fn = fn
+        self._fn = guarded(fn, context, place=1)
         self._schema = out_schema
         self._rows = Rows(grouped.frame, in_schema)
         self._given = grouped.frame.get_column(WEIGHT).to_list() if weights else None
@@ -233,8 +236,7 @@ class _Batch:
                 made = list(as_rows(out))
                 self._columns(made)
             except Exception as error:  # noqa: BLE001
-                reason = str(error) if isinstance(error, Misfit) else raised(error)
-                set_aside(self._context, reason, row, int(self._all_weights[place]), error)
+                set_aside(self._context, reason_of(error), row, int(self._all_weights[place]), error)
                 state = state if saved is None else decode(saved)
             else:
                 state = new

@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from anabranch.model.batch import ORDER, WEIGHT, hidden, visible
+from anabranch.model.contenthash import content_hash
 from anabranch.operators.arrow import BatchFunctionError, Table, from_table, to_table
 from anabranch.operators.kernel import Context, Schema
 from anabranch.operators.order import I64, groups, has_order, in_order, lengths, renumber
@@ -28,9 +29,13 @@ from anabranch.operators.userfn import (
     as_rows,
     build_frame,
     call_rows,
+    check_out,
+    guarded,
     misfits,
     raised,
+    reason_of,
     set_aside,
+    shown,
     stop,
 )
 
@@ -50,6 +55,9 @@ __all__ = [
 
 RowFunction = Callable[[Any], Any]
 
+_PIECES = 1024
+"""A batch on which processes died is cut into as many: a row among millions stands alone after three deaths."""
+
 
 def _call(
     function: RowFunction, frame: pl.DataFrame, schema: Schema, context: Context
@@ -58,10 +66,10 @@ def _call(
     rows = Rows(frame, schema)
 
     def failed(place: int, error: Exception) -> None:
-        reason = str(error) if isinstance(error, Misfit) else raised(error)
-        set_aside(context, reason, rows[place], _weight(frame, place), error)
+        set_aside(context, reason_of(error), rows[place], _weight(frame, place), error)
 
-    results, bad = call_rows(function, rows, failed)
+    results, bad = call_rows(guarded(function, context), rows, failed)
+    check_out(context)
     if not bad:
         return results, frame, rows
     kept = frame[np.delete(np.arange(frame.height), bad)]
@@ -174,19 +182,45 @@ def _bisect(
     empty: Callable[[], pl.DataFrame],
     context: Context,
 ) -> pl.DataFrame:
-    """Run over the frame; when that fails, over its halves, until each row at fault is set aside."""
+    """Run over the frame; when that fails, over its halves, until each row at fault is set aside.
+
+    Where processes died on the frame it is run in pieces, so that the next death tells more.
+    """
+    if context.guard is not None and frame.height:
+        record = _noted(frame)
+        if frame.height > 1 and context.guard.died(context.operator, record):
+            size = -(-frame.height // _PIECES)
+            pieces = [frame[start : start + size] for start in range(0, frame.height, size)]
+            return pl.concat([_bisect(piece, run, empty, context) for piece in pieces])
+        reason = context.guard.admit(context.operator, record)
+        if reason is not None:
+            set_aside(context, reason, record, _weight(frame, 0))
+            return empty()
     try:
-        return run(frame)
+        out = run(frame)
+        check_out(context)
+        return out
     except (pl.exceptions.PolarsError, BatchFunctionError) as error:
         reason = str(error) if isinstance(error, BatchFunctionError) else _failed(error)
         if frame.height == 0:
             stop(context, reason, cause=error)
         if frame.height == 1:
-            record = Rows(frame, {name: frame.schema[name] for name in visible(frame)})[0]
-            set_aside(context, reason, record, _weight(frame, 0), error)
+            set_aside(context, reason, _first(frame), _weight(frame, 0), error)
             return empty()
     half = frame.height // 2
     return pl.concat([_bisect(part, run, empty, context) for part in (frame[:half], frame[half:])])
+
+
+def _first(frame: pl.DataFrame) -> Any:
+    return Rows(frame[:1], {name: frame.schema[name] for name in visible(frame)})[0]
+
+
+def _noted(frame: pl.DataFrame) -> str:
+    """What a guard knows a batch by: its only row, or the first and the content of all."""
+    first = shown(_first(frame))
+    if frame.height == 1:
+        return first
+    return f"{frame.height} rows with hash {content_hash(frame):016x}, of which the first is {first}"
 
 
 def _failed(error: Exception) -> str:

@@ -57,6 +57,10 @@ class Misfit(Exception):
     """A result that does not fit the declared columns; its text says why."""
 
 
+class Poisoned(Exception):
+    """A record on which processes died before; its text says so."""
+
+
 @lru_cache(maxsize=256)
 def row_class(columns: tuple[str, ...]) -> type[tuple[Any, ...]]:
     """The named tuple of a stream's rows; one class per set of columns in each process."""
@@ -98,6 +102,41 @@ def operator_name(context: Context) -> str:
 def raised(error: BaseException) -> str:
     """The reason of a record on which a function failed."""
     return f"function raised {type(error).__name__}: {error}"
+
+
+def reason_of(error: Exception) -> str:
+    """The reason of a record that failed: what we found wrong with it, or what the function raised."""
+    return str(error) if isinstance(error, Misfit | Poisoned) else raised(error)
+
+
+def check_in(context: Context, record: object) -> None:
+    """Note a record that a function is about to get.
+
+    Raises:
+        Poisoned: processes died on it.
+    """
+    if context.guard is not None:
+        reason = context.guard.admit(context.operator, shown(record))
+        if reason is not None:
+            raise Poisoned(reason)
+
+
+def check_out(context: Context) -> None:
+    """The function has returned from its last call."""
+    if context.guard is not None:
+        context.guard.leave()
+
+
+def guarded(function: Callable[..., Any], context: Context, place: int = 0) -> Callable[..., Any]:
+    """The function itself, or, where calls are watched, one that checks in the argument at `place` first."""
+    if context.guard is None:
+        return function
+
+    def call(*arguments: Any) -> Any:
+        check_in(context, arguments[place])
+        return function(*arguments)
+
+    return call
 
 
 def stop(context: Context, reason: str, record: object = "", cause: BaseException | None = None) -> NoReturn:

@@ -27,8 +27,10 @@ from anabranch.model.batch import HASH, MAJOR, MINOR, ORDER, ORDER_SCHEMA, ORIGI
 from anabranch.model.contenthash import content_hash
 from anabranch.model.hashing import hash_columns, shard_of, zset_hash
 from anabranch.model.ids import OperatorId, WorkerId
-from anabranch.operators.kernel import Combining, Context, DeadLetter
+from anabranch.operators.kernel import Combining, Context, DeadLetter, Guard
+from anabranch.operators.userfn import Poisoned
 from anabranch.spark.blob import Blob, Packed, check_complete, encode, pack_frame
+from anabranch.spark.crumbs import isolation
 from anabranch.spark.reads import without_lost
 from anabranch.spark.shards import StageState, run_with_state
 from anabranch.spark.spec import Assigned, Lost, Report, StepSpec
@@ -41,9 +43,14 @@ def run_stage(
     started = time.perf_counter()
     blobs = check_complete(spec, stage, worker, arrived) if stage > 0 else []
     received = time.perf_counter()
-    result, touched = run_with_state(
-        plan, spec, stage, worker, lambda state: _StageRun(plan, spec, stage, worker, blobs, state)()
-    )
+    with isolation(spec, stage, worker) as guard:
+        result, touched = run_with_state(
+            plan,
+            spec,
+            stage,
+            worker,
+            lambda state: _StageRun(plan, spec, stage, worker, blobs, state, guard)(),
+        )
     report = result.report
     report.touched = touched
     report.seconds["receive"] = received - started
@@ -69,13 +76,21 @@ class _StageRun:
     """Runs the operators of one stage over one set of arrived blobs.  Used once."""
 
     def __init__(
-        self, plan: Plan, spec: StepSpec, stage: int, worker: WorkerId, blobs: list[Blob], state: StageState
+        self,
+        plan: Plan,
+        spec: StepSpec,
+        stage: int,
+        worker: WorkerId,
+        blobs: list[Blob],
+        state: StageState,
+        guard: Guard | None,
     ) -> None:
         self.plan = plan
         self.spec = spec
         self.stage = stage
         self.worker = worker
         self.state = state
+        self.guard = guard
         self.frames: dict[OperatorId, pl.DataFrame] = {}
         self.arrived: dict[int, list[Packed]] = {}
         for blob in blobs:
@@ -116,6 +131,7 @@ class _StageRun:
             on_error=node.on_error,
             emit_order=planned.ordered,
             origin=planned.origin,
+            guard=self.guard,
         )
         if node.role == "output":
             self._output(planned, inputs[0])
@@ -202,13 +218,17 @@ class _StageRun:
         try:
             for piece in pieces:
                 frames += self._read_piece(planned, piece)
-        except InputChangedError as error:
-            if node.on_error == "stop" or self.spec.replay:
-                raise InputChangedError(f"input {node.id!r}, step {self.spec.step}: {error}") from error
-            # A file that vanished or changed: what was to be read of it is one dead letter.
-            del self.dead[letters:]
+        except (InputChangedError, Poisoned) as error:
             piece = assigned.piece
-            self._lose(planned, Lost(node.id, piece.partition, piece.start, piece.end, str(error)))
+            gone = Lost(node.id, piece.partition, piece.start, piece.end, str(error))
+            if node.on_error == "stop" or self.spec.replay:
+                place = f"input {node.id!r}, step {self.spec.step}"
+                if isinstance(error, Poisoned):
+                    raise RecordError(place, str(error), gone.record) from error
+                raise InputChangedError(f"{place}: {error}") from error
+            # A file that vanished, changed or cannot be read: what was to be read of it is one dead letter.
+            del self.dead[letters:]
+            self._lose(planned, gone)
             frames = []
         self.report.reads.append(
             {
@@ -222,8 +242,16 @@ class _StageRun:
         return _placed(frames, planned.origin, assigned.ordinal) if planned.ordered else frames
 
     def _read_piece(self, planned: Planned, piece: Slice) -> list[pl.DataFrame]:
-        assert planned.node.source is not None
-        return list(planned.node.source.read(piece, self._on_bad(planned)))
+        node = planned.node
+        assert node.source is not None
+        if self.guard is not None:
+            reason = self.guard.admit(node.id, f"{piece.partition} from {piece.start} to {piece.end}")
+            if reason is not None:
+                raise Poisoned(reason)
+        frames = list(node.source.read(piece, self._on_bad(planned)))
+        if self.guard is not None:
+            self.guard.leave()
+        return frames
 
     def _lose(self, planned: Planned, lost: Lost) -> None:
         self.report.lost.append(lost.to_json())
