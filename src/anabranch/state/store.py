@@ -185,10 +185,11 @@ class ShardStore:
             size: The bytes of keys, values and old values.
         """
         used, room = self._pages()
-        # Each row may lie in a page of its own, which is copied; what is new may fill its pages by half; and
-        # once more for the undo record.
-        pages = min(rows, used) + 3 * size // self._page + _LEAST_ROOM
-        self._expected = max(self._expected, room) + pages
+        # Each row may lie in a page of its own, which is copied (about half of the file is in use, the rest is
+        # free); what is new may fill its pages by half; and once more for the undo record.
+        pages = min(rows, used // 2) + 3 * size // self._page + _LEAST_ROOM
+        # More than the room there was in any case: others of its kind found that too small.
+        self._expected = max(self._expected + pages, room + room // 2)
 
     def grow(self) -> int:
         """At least double the room in the map; no transaction of this process may be open here.
@@ -211,7 +212,7 @@ class ShardStore:
             return
         # No room is no error yet: the transaction may find free pages within the file.
         with suppress(StorageFullError):
-            self._remap(used + max(2 * self._taken, expected + expected // 4, used // 4, _LEAST_GROWTH))
+            self._remap(used + max(2 * self._taken, expected, used // 4, _LEAST_GROWTH))
 
     def _pages(self) -> tuple[int, int]:
         """Pages that were ever in use, and pages of the map after them."""
