@@ -54,6 +54,12 @@ HashRange = tuple[int, int]
 """Hashes from the first up to, and without, the second."""
 EVERYTHING: tuple[HashRange, ...] = ((0, 1 << 64),)
 
+
+def hash_range(number: int, of: int) -> HashRange:
+    """The hashes of one of `of` equal parts of all: a shard's, or a recovery partition's."""
+    return -(-(number << 64) // of), -(-(number + 1 << 64) // of)
+
+
 FEWEST, FIRST, MOST = 256, 2_000, 20_000
 """Keys in a transaction."""
 _SHORT, _LONG = 0.005, 0.02
@@ -128,7 +134,7 @@ class AsOf:
         """Every key of these ranges, which ascend; by table, then by address."""
         for table in self._read(lambda txn: [name for name, _ in txn.cursor() if name not in (META, UNDO)]):
             for low, end in ranges:
-                yield from self._scan_table(table, _prefix(low), _prefix(end))
+                yield from self._scan_table(table, prefix(low), prefix(end))
 
     def changed(self, since: Step) -> Iterator[Rows]:
         """Every key that a step from `since` on and below `at` has written, by table, then by address."""
@@ -365,6 +371,6 @@ def _whole(disk: bytes, stored: bytes) -> tuple[bytes, bytes]:
     return disk[:8] + b"\x00" + key, value
 
 
-def _prefix(hash_: int) -> bytes:
+def prefix(hash_: int) -> bytes:
     """What the addresses of a hash begin with; above all addresses for 2⁶⁴."""
     return hash_.to_bytes(8, "big") if hash_ < 1 << 64 else b"\xff" * 9
