@@ -12,8 +12,9 @@ from typing import Any
 import polars as pl
 
 from anabranch.connect.sink import Staged
+from anabranch.connect.sinks import parquet
 from anabranch.connect.source import Slice
-from anabranch.flow.plan import Plan, make_plan
+from anabranch.flow.plan import DEAD_LETTERS, Plan, make_plan
 from anabranch.flow.stream import Flow
 from anabranch.log.steplog import Progress
 from anabranch.model.ids import Attempt, Epoch, HostId, Step, WorkerId
@@ -105,7 +106,7 @@ class InProcess:
     def changes(self, commit: dict[str, Any]) -> dict[str, pl.DataFrame]:
         found: dict[str, pl.DataFrame] = {}
         for name, output in commit["outputs"].items():
-            sink = self.plan.outputs[name].sink
+            sink = parquet() if name == DEAD_LETTERS else self.plan.outputs[name].sink
             assert sink is not None
             staged = [Staged.from_json(file) for file in output["files"]]
             sink.publish(staged)

@@ -34,9 +34,9 @@ def rerun(job: InProcess, slices: dict[str, list[Slice]], **changes: Any) -> lis
         job.spec = plain  # type: ignore[method-assign]
 
 
-def outputs(job: InProcess, reports: list[Report]) -> dict[str, tuple[int, int]]:
+def outputs(reports: list[Report]) -> dict[str, tuple[int, int]]:
     sums = {}
-    for name in job.plan.outputs:
+    for name in sorted({name for report in reports for name in report.outputs}):
         parts = [part for report in reports for part in report.outputs.get(name, ())]
         sums[name] = (sum(part["rows"] for part in parts), sum(part["hash"] for part in parts) % (1 << 64))
     return sums
@@ -97,7 +97,7 @@ def test_a_replay_writes_no_file_and_gives_the_same(tmp_path: Path) -> None:
     assert staged
     again = rerun(job, slices, replay=True)
     assert files() == staged
-    assert outputs(job, again) == outputs(job, first)
+    assert outputs(again) == outputs(first)
     check_reads(sum_reads(first), sum_reads(again), Step(0))
 
 
@@ -157,7 +157,7 @@ def test_a_file_that_vanished_is_a_dead_letter_once_and_an_error_on_replay(tmp_p
         again = rerun(
             job, slices, replay=True, lost=tuple(map(Lost.from_json, lost)), attempt=Attempt(3 + back)
         )
-        assert outputs(job, again) == outputs(job, reports)
+        assert outputs(again) == outputs(reports)
         check_reads(sum_reads(reports), sum_reads(again), Step(0))
 
 

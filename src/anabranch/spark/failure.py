@@ -14,6 +14,7 @@ from typing import Any
 from anabranch import errors
 
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure")
 _MARKED = re.compile(r"«anabranch ([0-9a-f]+)»")
 
 
@@ -35,6 +36,14 @@ def unwrap(text: str) -> errors.AnabranchError | None:
     kind = getattr(errors, body["class"], errors.EngineError)
     error: errors.AnabranchError = kind(*body["args"])
     return error
+
+
+def worker_died(error: errors.AnabranchError) -> bool:
+    """Whether a step was aborted because a Python process, or the executor around it, ended without a word.
+
+    Only that can be the doing of a poisoned record: everything else that goes wrong in a task raises.
+    """
+    return isinstance(error, errors.StepAborted) and _DIED.search(str(error)) is not None
 
 
 def missing_module(text: str) -> errors.ConfigError | None:
