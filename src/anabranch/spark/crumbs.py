@@ -11,14 +11,16 @@ CRB-2  A record is blamed only after FATAL deaths in one epoch: a process that w
 CRB-3  Which records are set aside depends on their content alone, never on where or in which order they came: the same
        ones at any number of workers, and when the step is replayed.
 
-When a task dies Spark kills the other tasks of the job, two seconds later or more.  Those leave crumbs as well, so a
-thread notes every 50 ms that its process is alive, and of each attempt only the first to fall silent count.  That is
-seen per machine: of another one, the twofold death alone protects a record whose function takes seconds.
+When a task fails Spark kills the other tasks of the job, two seconds later or more, or lets them run on for a while.
+They leave crumbs as well.  So a task holds a lock on its crumb for as long as it lives, and a thread notes every 50 ms
+that it does; of each attempt only the first to fall silent count, be it by death or by an error.  That is seen per
+machine: of another one, the twofold death alone protects a record whose function takes seconds.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import shutil
@@ -63,7 +65,7 @@ class Crumbs:
 
     def __init__(self, path: Path, died: Counter[Identity]) -> None:
         self._died = died
-        self._map = _mapped(path)
+        self._handle, self._map = _mapped(path)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
@@ -94,6 +96,7 @@ class Crumbs:
         self._ended.set()
         self._thread.join()
         self._map.close()
+        os.close(self._handle)
 
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT):
@@ -113,19 +116,16 @@ def isolation(spec: StepSpec, stage: int, worker: WorkerId) -> Iterator[Crumbs |
             shutil.rmtree(other, ignore_errors=True)
     path = folder / f"{spec.epoch}.{spec.attempt}-stage-{stage}-worker-{worker}"
     crumbs = Crumbs(path, _deaths(folder, spec))
-    # An Exception has been dealt with by whoever raised it; anything else (`sys.exit` in a function) ends the process.
-    survived = True
     try:
         yield crumbs
     except Exception:
+        # Whoever raised it has dealt with it; anything else, such as `sys.exit` in a function, is a death.
+        crumbs.leave()
         raise
-    except BaseException:
-        survived = False
-        raise
+    else:
+        path.unlink(missing_ok=True)
     finally:
         crumbs.close()
-        if survived:
-            path.unlink(missing_ok=True)
 
 
 def clear_crumbs(spec: StepSpec, worker: WorkerId) -> None:
@@ -133,8 +133,10 @@ def clear_crumbs(spec: StepSpec, worker: WorkerId) -> None:
     shutil.rmtree(_folder(spec).parent, ignore_errors=True)
 
 
-class _Death(NamedTuple):
-    identity: Identity
+class _End(NamedTuple):
+    """How a task ended that did not succeed."""
+
+    identity: Identity | None
     attempt: int
     alive: float
 
@@ -144,29 +146,38 @@ def _folder(spec: StepSpec) -> Path:
 
 
 def _deaths(folder: Path, spec: StepSpec) -> Counter[Identity]:
-    deaths: list[_Death] = []
+    ends: list[_End] = []
     for path in folder.iterdir():
         epoch, attempt = (int(part) for part in path.name.split("-", 1)[0].split("."))
         if epoch < spec.epoch:
             path.unlink(missing_ok=True)
         elif epoch == spec.epoch and attempt < spec.attempt:
-            deaths += _read(path, attempt)
-    first = {death.attempt: death.alive for death in sorted(deaths, key=lambda death: -death.alive)}
-    return Counter(death.identity for death in deaths if death.alive <= first[death.attempt] + _TOGETHER)
+            ends += _read(path, attempt)
+    first = {end.attempt: end.alive for end in sorted(ends, key=lambda end: -end.alive)}
+    return Counter(
+        end.identity for end in ends if end.identity and end.alive <= first[end.attempt] + _TOGETHER
+    )
 
 
-def _read(path: Path, attempt: int) -> list[_Death]:
+def _read(path: Path, attempt: int) -> list[_End]:
     try:
-        data = path.read_bytes()
+        handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return []
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        data = os.pread(handle, _SIZE, 0)
+    except BlockingIOError:
+        return []
+    finally:
+        os.close(handle)
     if len(data) < _SIZE:
         return []
     length, alive = _HEAD.unpack_from(data)
     if not length:
-        return []
+        return [_End(None, attempt, alive)]
     operator, record = msgpack.unpackb(data[_HEAD.size : _HEAD.size + length])
-    return [_Death(Identity(operator, record), attempt, alive)]
+    return [_End(Identity(operator, record), attempt, alive)]
 
 
 def _identity(operator: OperatorId, record: str) -> Identity:
@@ -176,15 +187,15 @@ def _identity(operator: OperatorId, record: str) -> Identity:
     return Identity(str(operator), record)
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def _mapped(path: Path) -> tuple[int, mmap.mmap]:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
         # A page of a sparse file that finds the disk full kills the process.
         os.posix_fallocate(handle, 0, _SIZE)
-        return mmap.mmap(handle, _SIZE)
+        return handle, mmap.mmap(handle, _SIZE)
     except OSError as error:
+        os.close(handle)
         if error.errno == errno.ENOSPC:
             raise StorageFullError(f"the disk of {path.parent} is full; free some space") from error
         raise
-    finally:
-        os.close(handle)
