@@ -81,6 +81,20 @@ def kill_executor(round_: Round) -> None:
         round_.count("kills", f"killed executor {victim.pid}")
 
 
+def ghosts(round_: Round) -> None:
+    """Everything but Python workers, which stand still and wake up, in the middle of a task, beside the next driver."""
+    asleep = round_.driver.workers()
+    for process in asleep:
+        send(process, signal.SIGSTOP)
+    spared = {process.pid for process in asleep}
+    for process in [round_.driver.top, *round_.driver.below()]:
+        if process.pid not in spared:
+            send(process, signal.SIGKILL)
+    round_.driver.process.wait()
+    round_.haunt(asleep)
+    round_.count("kills", f"killed everything but {len(asleep)} Python workers, which sleep")
+
+
 # Orderly stops, and a second driver.
 
 
@@ -231,6 +245,7 @@ ACTIONS: dict[str, Action] = {
     "jvm": Action(kill_jvm, 4),
     "all": Action(kill_all, 6),
     "executor": Action(kill_executor, 40, lambda r: r.cluster is not None),
+    "ghosts": Action(ghosts, 5, _embedded),
     "restart": Action(restart, 4),
     "zombie": Action(zombie, 2),
     "lose_host": Action(lose_host, 4, lambda r: bool(r.hosts())),

@@ -67,7 +67,11 @@ class Driver:
         self.seen: dict[int, psutil.Process] = {}
         with open(self.output, "wb") as out, open(self.errors, "wb") as err:
             self.process = subprocess.Popen(
-                command("run", *arguments, *RUN_ARGS, "--json"), stdout=out, stderr=err, env=env, start_new_session=True
+                command("run", *arguments, *RUN_ARGS, "--json"),
+                stdout=out,
+                stderr=err,
+                env=env,
+                start_new_session=True,
             )
         self.top = psutil.Process(self.process.pid)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -16,12 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from chaos.actions import ACTIONS, Failed, make_disk, remove_disk
+import psutil
+
+from chaos.actions import ACTIONS, Failed, make_disk, remove_disk, status
 from chaos.check import Verdict, check, check_table
 from chaos.cluster import Cluster
 from chaos.feed import Feed
 from chaos.flows import random_flow
-from chaos.job import Driver, command, environment, wait_until, write_flow
+from chaos.job import Driver, command, environment, send, wait_until, write_flow
 from chaos.records import Broken, Harvest, Inputs
 
 _SHARDS = 8
@@ -69,6 +72,8 @@ class Round:
         self.logical_hosts = rng.choice((1, 1, 2, 3))
         self._drivers: list[Driver] = []
         self._last_kill = (-1, 0)
+        self._asleep: list[psutil.Process] = []
+        self._wake = (0, 0.0)
 
     # What actions use.
 
@@ -102,6 +107,15 @@ class Round:
         if self.cluster is None:
             return sorted(path for path in (self.job / "state").glob("*") if path.is_dir())
         return [path for host in self.cluster.hosts for path in self.cluster.state_dir(host).glob("*/*")]
+
+    def haunt(self, asleep: list[psutil.Process]) -> None:
+        """Wake these up when a step or two have been done without them.
+
+        Not later than after a few seconds: one that sleeps in a write transaction holds its shard's lock, and nobody
+        can pass while it lives.
+        """
+        self._asleep += asleep
+        self._wake = (len(self.harvest) + self.rng.randint(1, 2), time.monotonic() + self.rng.uniform(8, 15))
 
     def stop(self) -> None:
         """Stop the driver in an orderly way."""
@@ -145,7 +159,7 @@ class Round:
         if self._drivers:
             self.counts["restarts"] += 1
             # What the dead one left may still be at work beside the next one, or be gone.
-            if self.rng.random() < 0.5:
+            if not self._asleep and self.rng.random() < 0.5:
                 self.driver.clean_up()
         arguments = self.arguments()
         self._drivers.append(Driver(arguments, self.root / f"run-{self.number()}", self.env))
@@ -175,6 +189,8 @@ class Round:
     def _look(self) -> None:
         """Gather what was committed; a driver that is down without our doing is a failure."""
         self.harvest.gather()
+        if self._asleep and (len(self.harvest) >= self._wake[0] or time.monotonic() > self._wake[1]):
+            self._wake_up()
         if self.driver.running:
             return
         if self.damaged is not None and str(self.damaged.parent) in self.driver.said():
@@ -187,6 +203,11 @@ class Round:
         raise Failed(
             f"the driver ended by itself with {self.driver.process.returncode}: {self.driver.said()}"
         )
+
+    def _wake_up(self) -> None:
+        woken = sum(send(process, signal.SIGCONT) for process in self._asleep)
+        self._asleep = []
+        self.tell(f"{woken} ghosts woke up")
 
     def _harm(self) -> None:
         possible = [name for name in self.enabled if ACTIONS[name].possible(self)]
@@ -251,6 +272,8 @@ class Round:
         )
         if shown.returncode != 0:
             raise Failed(f"anabranch output {name}: {shown.stderr}")
+        if "stopped" not in (said := status(self.job)):
+            raise Failed(f"anabranch status after an orderly stop: {said}")
         table = check_table(shown.stdout, self.description, self.harvest, self.root / "in", name)
         verdict.problems += table.problems
         return verdict
