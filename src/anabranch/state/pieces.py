@@ -129,9 +129,9 @@ def read_piece(storage: Storage, piece: Piece, version: int) -> list[Part]:
             f"{piece.digest}, found {len(data)} with {_digest(data)}{advice}"
         )
     try:
-        table = pq.read_table(
-            pa.BufferReader(data), use_threads=False, columns=_SCHEMA.names, read_dictionary=["table"]
-        ).cast(_SCHEMA)
+        # Not `read_table`, which takes four times as long for a small piece.
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=["table"], pre_buffer=False)
+        table = file.read(columns=_SCHEMA.names, use_threads=False).cast(_SCHEMA)
     except (pa.ArrowInvalid, KeyError) as error:
         raise CorruptError(f"{where}: this piece does not parse: {error}{advice}") from error
     return [part for batch in table.to_batches() for part in _parts_of(batch)]
