@@ -79,12 +79,10 @@ def _check_steps(
         if unknown:
             verdict.problems.append(f"step {step}: outputs {sorted(unknown)} are not the flow's")
         for name, change in expected.items():
-            files = commit["outputs"].get(name, {}).get("files", [])
-            found = read_output(job, files, step)
+            found = read_output(job, name, commit)
             verdict.changes += sum(map(abs, change.values()))
             verdict.compare(f"step {step}, output {name}", found, change)
-        letters = commit["outputs"].get("dead_letters", {}).get("files", [])
-        found_bad = sum(read_output(job, letters, step).values())
+        found_bad = sum(read_output(job, "dead_letters", commit).values())
         if found_bad != bad:
             verdict.problems.append(f"step {step}: {found_bad} dead letters, expected {bad}")
 

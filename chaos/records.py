@@ -76,7 +76,10 @@ class Harvest:
                 positions[piece["partition"]] = piece["end"]
 
     def check_unchanged(self) -> None:
-        """Records that are still there are as they were."""
+        """Records that are still there are as they were, and none was missed."""
+        behind = [path.name for path in self.log.glob("*/*.commit") if int(path.stem) >= len(self.commits)]
+        if behind:
+            raise Broken(f"{self.log}: step {len(self.commits)} is missing, and there is {min(behind)}")
         for step, commit in enumerate(self.commits):
             path = self._path(step, "commit")
             if path.exists() and read_record(path) != commit:
@@ -182,11 +185,12 @@ def _uniform(seed: int, column: str, index: int, low: int, high: int) -> int:
     return low + ((bits >> 32) * (high - low) >> 32)
 
 
-def read_output(job: Path, files: list[dict[str, Any]], step: int) -> ZSet:
+def read_output(job: Path, name: str, commit: Mapping[str, Any]) -> ZSet:
     """The changes in the files that a commit record names for one output."""
     changes: list[tuple[Row, int]] = []
-    for file in files:
-        path = job / file["final"]
+    step = commit["step"]
+    for file in _files(commit, name):
+        path = _path(job, name, file)
         if not path.exists():
             raise Broken(f"step {step}: {path} is named by its commit record, and is not there")
         table = pq.read_table(path, partitioning=None)
@@ -205,7 +209,17 @@ def stray_files(job: Path, commits: list[dict[str, Any]]) -> list[Path]:
     """Output files that no commit record names: a reader of the directory would count their rows."""
     named: Counter[Path] = Counter()
     for commit in commits:
-        for output in commit["outputs"].values():
-            named.update(job / file["final"] for file in output["files"])
+        for name in commit["outputs"]:
+            named.update(_path(job, name, file) for file in _files(commit, name))
     twice = [path for path, times in named.items() if times > 1]
     return twice + [path for path in sorted((job / "outputs").glob("*/*.parquet")) if path not in named]
+
+
+def _files(commit: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    files: list[dict[str, Any]] = commit["outputs"].get(name, {}).get("files", [])
+    return files
+
+
+def _path(job: Path, name: str, file: Mapping[str, Any]) -> Path:
+    """Names are absolute, or below the output's own directory."""
+    return job / "outputs" / name / str(file["final"])
