@@ -69,7 +69,7 @@ class Explored:
 def explore(model: Model[S], limit: int = 1_000_000) -> Explored:
     """Every reachable state once.
 
-    Costs time and memory in the number of transitions: about 15,000 of them a second.
+    Costs time and memory in the number of transitions: some ten thousand of them a second.
 
     Raises:
         Violation: with the shortest trace to it.
