@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import TypeVar
 
-from anabranch.errors import EngineError
+from anabranch.errors import EngineError, Fenced
 from anabranch.model.ids import HostId, RegionId, ShardId, Step, WorkerId
 from anabranch.spark.shards import host_dir, identity, state_root
 from anabranch.spark.spec import StepSpec
@@ -25,6 +25,7 @@ from anabranch.state.snapshot import Snapshot, Source, write_snapshot
 from anabranch.state.store import ShardStore, shard_path
 from anabranch.state.survey import ShardFound, survey
 from anabranch.state.transaction import rollback_shard
+from anabranch.state.versions import Versions
 from anabranch.storage.base import Storage
 
 T = TypeVar("T")
@@ -54,7 +55,8 @@ def snapshot_host(
     Raises:
         ShardMismatch: a shard is not as the step log says, or its undo ring is too short.
         CorruptError: an older piece that was to be merged is damaged; a full checkpoint does not need it.
-        Fenced, StorageFullError, WrongHost.
+        Fenced: a later coordinator has a shard, or the version exists.
+        StorageFullError, WrongHost.
     """
     hosts = spec.layout.hosts
     place = hosts.index(host)
@@ -64,6 +66,9 @@ def snapshot_host(
         for worker in spec.layout.workers_of(host)
         for shard in spec.layout.shards_of(worker)
     ]
+    # Asked on this thread, which also makes an object store's client start its threads from here.
+    if version in Versions(storage).list():
+        raise Fenced(f"checkpoint {version} exists already: another coordinator has made it")
     snapshot = Snapshot(version, spec.step, since, spec.epoch, partitions, work)
     merges = [partition for partition in sorted(work.merges) if partition % len(hosts) == place]
     return run_idle(lambda: write_snapshot(storage, snapshot, shards, merges, host))
@@ -131,8 +136,8 @@ def restore_worker(
 def run_idle(action: Callable[[], T]) -> T:
     """Run an action on a thread of its own that gets only the CPU nobody else wants.
 
-    The thread, because an unprivileged one cannot leave that class again, and this process will run steps later.
-    Threads that the action starts (those of a library's pool, which stay) are of normal priority.
+    A thread, because an unprivileged one cannot leave that class again, and this process will run steps later.  Threads
+    inherit it, so the action must not be the first to use a library's pool of threads, which stays.
     """
     answers: list[T] = []
     errors: list[BaseException] = []
@@ -156,8 +161,8 @@ def _lower_priority() -> None:
     if not hasattr(os, "SCHED_IDLE"):
         return
     try:
-        # Of the calling thread only; and without the flag a pool's threads would inherit it for good.
-        os.sched_setscheduler(0, os.SCHED_IDLE | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        # Of the calling thread only.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError:
         # A sandbox may forbid it: the work is the same, at normal priority.
         return
