@@ -19,7 +19,7 @@ from chaos.job import Driver, command, python_workers, send, wait_until
 if TYPE_CHECKING:
     from chaos.round import Round
 
-_PATIENCE = 90.0
+_PATIENCE = 120.0
 
 
 class Failed(Exception):

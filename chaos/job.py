@@ -62,7 +62,7 @@ class Driver:
     def __init__(self, arguments: Iterable[str], output: Path, env: dict[str, str]) -> None:
         self.output = output.with_suffix(".out")
         self.errors = output.with_suffix(".err")
-        self.begun = time.monotonic()
+        self._started = False
         # All processes that were seen below this one: what outlives it is found again.
         self.seen: dict[int, psutil.Process] = {}
         with open(self.output, "wb") as out, open(self.errors, "wb") as err:
@@ -86,8 +86,9 @@ class Driver:
 
     @property
     def started(self) -> bool:
-        with open(self.output, "rb") as file:
-            return file.readline().endswith(b"\n")
+        """Whether it has got as far as its first step."""
+        self._started = self._started or b'"event": "started"' in self.output.read_bytes()
+        return self._started
 
     def said(self) -> str:
         """The end of its standard error."""

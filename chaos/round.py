@@ -30,7 +30,7 @@ from chaos.records import Broken, Harvest, Inputs
 _SHARDS = 8
 _DISK = 160
 _TICK = 0.03
-_STUCK = 90.0
+_STUCK = 180.0
 """Seconds without a step, while there is input, after which a job counts as stuck."""
 
 
