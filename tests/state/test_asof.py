@@ -14,7 +14,7 @@ from anabranch.errors import Fenced, ShardMismatch
 from anabranch.model.ids import Epoch, RegionId, Step
 from anabranch.state import asof
 from anabranch.state.asof import AsOf, Rows
-from anabranch.state.store import ShardStore
+from anabranch.state.store import UNDO, ShardStore
 from anabranch.state.transaction import StageTransaction, rollback_to
 from anabranch.state.undo import short_name
 
@@ -216,3 +216,17 @@ def test_a_shard_that_was_recovered_meanwhile_is_not_read_on(store: ShardStore) 
     rollback_to(store, fence(0, epoch=1), RegionId("r"), Step(0))
     with pytest.raises(Fenced, match="epoch 1"):
         list(reader.scan())
+
+
+def test_a_step_tells_the_size_of_its_undo_records(store: ShardStore) -> None:
+    with StageTransaction(store, fence(0), [RegionId("r")]) as transaction:
+        transaction.put(RegionId("r"), "r.a", [address(1, b"k")], [b"v" * 100], [None], False)
+        transaction.commit()
+    small = transaction.undo_bytes
+    with StageTransaction(store, fence(1), [RegionId("r")]) as transaction:
+        transaction.put(RegionId("r"), "r.a", [address(1, b"k")], [b"w"], [b"v" * 100], False)
+        transaction.commit()
+    assert 0 < small < 100 < transaction.undo_bytes
+    with store.begin(write=False) as txn:
+        stored = sum(len(raw) for _, raw in txn.cursor(db=store.env.open_db(UNDO, txn=txn)))
+    assert stored == small + transaction.undo_bytes

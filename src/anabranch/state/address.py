@@ -87,8 +87,3 @@ def unpack_long(stored: bytes) -> tuple[bytes, bytes]:
     if len(stored) < 4 + size:
         raise CorruptError(f"the value of a long key ends inside the key: {len(stored) - 4} of {size} bytes")
     return stored[4 : 4 + size], stored[4 + size :]
-
-
-def split(address: bytes) -> tuple[int, bytes]:
-    """(hash, key) of an address."""
-    return int.from_bytes(address[:8], "big"), address[HEAD:]

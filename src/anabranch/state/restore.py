@@ -139,9 +139,14 @@ class _Build:
         self.nonce = secrets.token_hex(6)
         self.path = self.place_of.with_name(f"{self.place_of.name}~restoring-{self.nonce}")
         try:
-            self.store = ShardStore.create(self.path, target.identity)
+            ShardStore.create(self.path, target.identity)
         except OSError as error:
             raise translate_os(error, self.place_of.parent) from error
+
+    @property
+    def store(self) -> ShardStore:
+        # Asked for each time: the process's cache may close a store that is not in use.
+        return ShardStore.open(self.path)
 
     def load(self, tables: Sequence[Rows]) -> None:
         """Add the rows of a partition that are this shard's; partitions come in ascending order."""
@@ -156,8 +161,9 @@ class _Build:
             self.rows += sum(len(rows.addresses) for rows in mine)
 
     def _append(self, tables: Sequence[Rows]) -> None:
-        env = self.store.env
-        with write_transaction(self.store) as txn:
+        store = self.store
+        env = store.env
+        with write_transaction(store) as txn:
             for rows in tables:
                 pairs: Any = zip(rows.addresses, rows.values, strict=True)
                 if any(map(is_long, rows.addresses)):
@@ -186,11 +192,12 @@ class _Build:
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _finish(self, fence: Fence) -> None:
-        with write_transaction(self.store) as txn:
-            ring = UndoRing(self.store, txn)
+        store = self.store
+        with write_transaction(store) as txn:
+            ring = UndoRing(store, txn)
             for region, step in self.target.markers.items():
                 ring.set_marker(region, Marker(step, fence.epoch, fence.attempt, b""))
-            store_fence(self.store, txn, fence)
+            store_fence(store, txn, fence)
 
     def discard(self) -> None:
         """Remove what is not in its place."""
