@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_helpers import dump, fence
 
-from anabranch.errors import CorruptError, Fenced
+from anabranch.errors import CorruptError, EngineError, Fenced
 from anabranch.model.ids import Epoch, HostId, Incarnation, RegionId, ShardId, Step
 from anabranch.state import asof, manifest
 from anabranch.state.asof import AsOf, hash_range
@@ -25,6 +25,7 @@ from anabranch.state.undo import short_name
 from anabranch.state.versions import Versions
 from anabranch.storage.base import Storage
 from anabranch.storage.local import LocalStorage
+from anabranch.storage.opening import open_storage
 
 TABLES = {"r": ["r.a", "r." + "é" * 120], "q": ["q.t"]}
 State = dict[tuple[str, bytes], bytes]
@@ -212,7 +213,12 @@ def restored(flow: Flow, version: Manifest, incarnation: int = 1) -> list[Target
     ]
 
 
-def test_a_restored_shard_is_as_if_rolled_back(flow: Flow, storage: Storage) -> None:
+@pytest.mark.parametrize("place", ["local", "s3"])
+def test_a_restored_shard_is_as_if_rolled_back(
+    flow: Flow, tmp_path: Path, place: str, request: pytest.FixtureRequest
+) -> None:
+    where = tmp_path / "checkpoints" if place == "local" else request.getfixturevalue("object_url")
+    storage = open_storage(where).child("checkpoints")
     flow.run(rows(1, 2, 200) | rows(1, table="q.t"))
     flow.run(rows(2, value=b"w"))
     version, _ = flow.checkpoint(storage, 4)
@@ -308,3 +314,8 @@ def test_survey_says_what_is_there(flow: Flow) -> None:
     assert survey(flow.paths[1], flow.ids[1], [region]).markers == {}
     assert survey(flow.paths[1], flow.ids[0], [region]).state == "foreign"
     assert survey(flow.paths[0] / "nowhere", flow.ids[0], [region]).state == "missing"
+
+
+def test_a_checkpoint_that_follows_none_must_be_full() -> None:
+    with pytest.raises(EngineError, match="follows none"):
+        Snapshot(1, Step(1), None, Epoch(0), 4, Work(frozenset({0, 1, 2})))

@@ -90,6 +90,7 @@ def test_trimming_that_was_cut_short_after_a_manifest_is_finished(
     storage.delete("000000001/manifest")
     assert versions.trim(1) == old.size
     assert files(storage) == {new.path, "000000002/manifest"}
+    assert storage.list() == ["000000002/"]
 
 
 def test_the_newest_usable_version_and_why_not_those_above(versions: Versions, storage: LocalStorage) -> None:

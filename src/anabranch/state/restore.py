@@ -13,7 +13,8 @@ RES-2  A restorer whose fence is older than that of a shard which can be trusted
 Pages are not synced, as in a step: the stamp of the boot says that the shard cannot be trusted after the next one, and
 then it is restored again.
 
-Each partition is read once, whatever the number of shards: 10⁶ keys take about 1.5 s of CPU.
+Each partition is read once, whatever the number of shards: 10⁶ keys take 1.1 s of CPU from bases, and 1.9 s from chains
+with a dozen deltas.
 
 Must not know: Spark, hosts, which version is taken.
 """

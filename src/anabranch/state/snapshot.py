@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch import crash
+from anabranch.errors import EngineError
 from anabranch.model.ids import Epoch, RegionId, Step
 from anabranch.state.asof import AsOf, HashRange, hash_range
 from anabranch.state.chains import merge_deltas
@@ -45,6 +46,12 @@ class Snapshot:
     epoch: Epoch
     partitions: int
     work: Work
+
+    def __post_init__(self) -> None:
+        if self.since is None and len(self.work.bases) != self.partitions:
+            raise EngineError(
+                f"checkpoint {self.version} follows none, so it needs a base of each of {self.partitions} partitions"
+            )
 
 
 def write_snapshot(

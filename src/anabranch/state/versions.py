@@ -20,6 +20,7 @@ import builtins
 import logging
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from anabranch import crash
@@ -165,6 +166,10 @@ class Versions:
                 self.storage.delete(path)
                 freed += size
                 crash.point(TRIM_PIECE)
+        if self.storage.local is not None:
+            # Only a disk keeps empty folders, and listing versions looks into each.
+            with suppress(OSError):
+                (self.storage.local / folder).rmdir()
         return freed
 
     def _size(self, piece: Piece) -> int | None:
