@@ -84,12 +84,12 @@ def kill_executor(round_: Round) -> None:
 def ghosts(round_: Round) -> None:
     """Everything but Python workers, which stand still and wake up, in the middle of a task, beside the next driver."""
     asleep = round_.driver.workers()
-    for process in asleep:
-        send(process, signal.SIGSTOP)
     spared = {process.pid for process in asleep}
     for process in [round_.driver.top, *round_.driver.below()]:
         if process.pid not in spared:
             send(process, signal.SIGKILL)
+    # Only now: a group of processes that loses its last parent outside while a member sleeps gets a SIGHUP.
+    asleep = [process for process in asleep if send(process, signal.SIGSTOP)]
     round_.driver.process.wait()
     round_.haunt(asleep)
     round_.count("kills", f"killed everything but {len(asleep)} Python workers, which sleep")
