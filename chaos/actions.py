@@ -201,16 +201,10 @@ def fill_disk(round_: Round) -> None:
         except OSError:
             pass
     round_.count("damages", "filled the disk")
-    try:
-        wait_until(lambda: not round_.driver.running, 4)
-    finally:
-        ballast.unlink()
-    if not wait_until(lambda: not round_.driver.running, 2):
-        return
-    said = round_.driver.said()
-    if "full" not in said:
-        raise Failed(f"the disk was full, and the driver says: {said}")
-    round_.tell(f"the driver said: {said[-160:]}")
+    wait_until(lambda: not round_.driver.running, 4)
+    ballast.unlink()
+    # It may be slow to notice, or wait for room: the round knows why, should it stop later.
+    round_.was_full = True
 
 
 def make_disk(path: Path, megabytes: int) -> bool:

@@ -57,6 +57,7 @@ class Round:
         self.began = time.monotonic()
         self.env = environment(root)
         self.damaged: Path | None = None
+        self.was_full = False
         self._numbers = 0
         rows = 30 * harms + 60
         self.description = json.loads(json.dumps(random_flow(rng, rows)))
@@ -161,6 +162,7 @@ class Round:
             # What the dead one left may still be at work beside the next one, or be gone.
             if not self._asleep and self.rng.random() < 0.5:
                 self.driver.clean_up()
+        self.was_full = False
         arguments = self.arguments()
         self._drivers.append(Driver(arguments, self.root / f"run-{self.number()}", self.env))
         self.tell(f"started: {' '.join(arguments[3:])}")
@@ -193,16 +195,19 @@ class Round:
             self._wake_up()
         if self.driver.running:
             return
-        if self.damaged is not None and str(self.damaged.parent) in self.driver.said():
+        said = self.driver.said()
+        if self.was_full and ("no space left" in said or "full" in said):
+            self.tell(f"the driver said: {said[-200:]}")
+            self._start()
+            return
+        if self.damaged is not None and str(self.damaged.parent) in said:
             # It was told what is wrong, and does what an operator would.
-            self.count("repairs", f"refused: {self.driver.said()[-200:]}")
+            self.count("repairs", f"refused: {said[-200:]}")
             shutil.rmtree(self.damaged.parent)
             self.damaged = None
             self._start()
             return
-        raise Failed(
-            f"the driver ended by itself with {self.driver.process.returncode}: {self.driver.said()}"
-        )
+        raise Failed(f"the driver ended by itself with {self.driver.process.returncode}: {said}")
 
     def _wake_up(self) -> None:
         woken = sum(send(process, signal.SIGCONT) for process in self._asleep)
@@ -220,7 +225,9 @@ class Round:
             self._settle()
         ACTIONS[name].do(self)
         self.harvest.gather()
-        if not self.driver.running:
+        if name == "disk_full":
+            self._look()
+        elif not self.driver.running:
             self._start()
 
     def _may_kill_worker(self) -> bool:
