@@ -176,9 +176,11 @@ def job(tmp_path: Path) -> JobDir:
     for number, changed in enumerate(steps):
         frame = pl.DataFrame(changed, schema={**rows.schema, WEIGHT: pl.Int64()}, orient="row")
         staged = sink.stage(
-            frame.with_columns(pl.lit(number, pl.Int64).alias(STEP)), jobdir.outputs / "sold", f"s{number}"
+            frame.with_columns(pl.lit(number, pl.Int64).alias(STEP)),
+            jobdir.outputs.child("sold"),
+            f"s{number}",
         )
-        sink.publish([staged])
+        sink.publish(jobdir.outputs.child("sold"), [staged])
         outputs = {"sold": {"rows": frame.height, "files": [staged.to_json()]}}
         commit = {"step": number, "epoch": 1, "input_rows": 5, "outputs": outputs, "touched": {}}
         log.write_plan(Step(number), Epoch(1), {}, 0)
@@ -201,7 +203,7 @@ def test_status_of_a_job_that_died(job: JobDir, capsys: Capture) -> None:
     job.write_status({**job.status(), "state": "running", "error": None})
     assert main(["status", str(job.path)]) == 0
     assert capsys.readouterr().out.startswith("shop: died\n")
-    (job.path / "status.json").unlink()
+    job.storage.delete("status.json")
     assert main(["status", str(job.path)]) == 0
     assert capsys.readouterr().out == "shop: new\n"
 

@@ -14,6 +14,7 @@ from anabranch import connect as ab
 from anabranch.connect import inputlog
 from anabranch.connect.iterable import PARTITION, IterableSource
 from anabranch.errors import ConfigError, CorruptError, FlowError, InputChangedError, JobDirError, RecordError
+from anabranch.storage import Storage, open_storage
 
 
 def wait(condition: Callable[[], Any]) -> Any:
@@ -42,7 +43,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., IterableSource]]:
 
     def start(items: Any, schema: object, **arguments: Any) -> IterableSource:
         source = ab.iterable(items, schema, **arguments)
-        source.start(tmp_path / "log")
+        source.start(open_storage(tmp_path / "log"))
         started.append(source)
         return source
 
@@ -201,7 +202,7 @@ def test_a_damaged_or_missing_segment_is_named(run: Run, tmp_path: Path) -> None
     again.close()
     files[1].unlink()
     with pytest.raises(CorruptError, match=r"expected a segment that begins at row \d+"):
-        ab.iterable(range(100), {"n": int}).start(tmp_path / "log")
+        ab.iterable(range(100), {"n": int}).start(open_storage(tmp_path / "log"))
 
 
 def test_leftovers_of_a_crash_are_removed(run: Run, tmp_path: Path) -> None:
@@ -214,9 +215,9 @@ def test_leftovers_of_a_crash_are_removed(run: Run, tmp_path: Path) -> None:
 
 def test_two_writers_of_one_log_collide(tmp_path: Path) -> None:
     frame = pl.DataFrame({"n": [1]})
-    inputlog.write_segment(tmp_path, 0, frame)
+    inputlog.write_segment(open_storage(tmp_path), 0, frame)
     with pytest.raises(JobDirError, match="another process"):
-        inputlog.write_segment(tmp_path, 0, frame)
+        inputlog.write_segment(open_storage(tmp_path), 0, frame)
     assert [path.name for path in tmp_path.iterdir()] == ["00000000000000000000.segment"]
 
 
@@ -233,3 +234,47 @@ def test_misuse(tmp_path: Path) -> None:
         ab.iterable([1], {"n": int}, weight="n")
     with pytest.raises(FlowError, match="unsupported type"):
         ab.iterable([1], {"n": object})
+
+
+@pytest.fixture(params=["local", "s3"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return open_storage(tmp_path if request.param == "local" else request.getfixturevalue("object_url"))
+
+
+def test_segments_wholly_below_a_position_are_trimmed(log: Storage) -> None:
+    source = ab.iterable(range(100), {"n": int}, batch=10)
+    source.start(log)
+    wait(lambda: not source.pending())
+    segments = inputlog.list_segments(log)
+    # A producer that is faster than the disk fills segments of ten.
+    assert sum(rows for _, rows, _ in segments) == 100
+    for before in (0, 25, 25, 60, 3, 100):
+        source.trim({PARTITION: before})
+        position = max(before, 25 if before == 3 else 0)
+        kept = inputlog.list_segments(log)
+        due = [one for one in segments if one[0] + one[1] > position] or segments[-1:]
+        assert kept == (due if before != 3 else [one for one in segments if one[0] + one[1] > 60])
+    source.close()
+    # How many items there were is known still, and what is left can be read.
+    again = ab.iterable(range(103), {"n": int})
+    again.start(log)
+    assert rows(again, 100)[0] == [(100,), (101,), (102,)]
+    with pytest.raises(InputChangedError, match=r"items before \d+ were trimmed; asked for item 0"):
+        rows(again, 0)
+    again.close()
+
+
+def test_a_trim_that_was_killed_is_completed(log: Storage) -> None:
+    for first in (0, 2, 4, 6):
+        inputlog.write_segment(log, first, pl.DataFrame({"n": [first, first + 1]}))
+    zero, two = (log.read(inputlog.segment_name(first)) for first in (0, 2))
+    inputlog.trim_segments(log, 4)
+    assert [first for first, _, _ in inputlog.list_segments(log)] == [4, 6]
+    # A power failure brings back any of what was deleted.
+    log.create(inputlog.segment_name(0), zero)
+    assert [first for first, _, _ in inputlog.list_segments(log)] == [4, 6]
+    assert not log.exists(inputlog.segment_name(0))
+    log.create(inputlog.segment_name(2), two)
+    log.delete(inputlog.segment_name(4))
+    with pytest.raises(CorruptError, match=r"expected a segment that begins at row 4, found .*6\.segment"):
+        inputlog.list_segments(log)

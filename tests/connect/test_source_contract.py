@@ -18,6 +18,7 @@ from anabranch.connect.source import Available, Slice, Source, frame_schema
 from anabranch.errors import RecordError
 from anabranch.model.ids import PartitionId
 from anabranch.model.types import to_schema
+from anabranch.storage import open_storage
 
 Row = tuple[object, ...]
 
@@ -131,7 +132,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     data = tmp_path / "data"
     data.mkdir()
     made = CASES[request.param](data)
-    made.source.start(tmp_path / "log")
+    made.source.start(open_storage(tmp_path / "log"))
     yield made
     made.source.close()
 

@@ -47,7 +47,7 @@ def test_a_full_disk(spark: SparkContext, small_disk: Path) -> None:
         run(flow(), job, workers=2, shards=4, until_idle=True, max_step_rows=5_000, context=spark)
     done = JobDir(job).status()["steps"]
     assert table(JobDir(job), "sums").height == sum(
-        commit["input_rows"] for commit in StepLog(job / "log").commits()
+        commit["input_rows"] for commit in StepLog(JobDir(job).log).commits()
     )
     subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
     progress = run(flow(), job, workers=2, until_idle=True, max_step_rows=5_000, context=spark)

@@ -15,10 +15,10 @@ import pytest
 import anabranch as ab
 from anabranch.errors import CorruptError, JobDirError
 from anabranch.flow.plan import Plan, make_plan
-from anabranch.log import record
 from anabranch.model.ids import Epoch, HostId
 from anabranch.model.layout import FixedSharding, initial_layout
 from anabranch.runtime.jobdir import JobDir
+from anabranch.storage import record
 
 
 def plan(key: str = "key", name: str = "f", extra: bool = False, top: bool = False) -> Plan:
@@ -37,7 +37,7 @@ def test_a_new_job(tmp_path: Path) -> None:
         assert epoch == 1
         job = jobdir.create(plan())
     assert jobdir.exists()
-    assert jobdir.job() == record.read(jobdir.path / "job.json")
+    assert jobdir.job() == record.read(jobdir.storage, "job.json")
     assert jobdir.job()["id"] == job["id"]
     assert jobdir.layout() is None
     assert jobdir.status() == {"state": "new"}
@@ -168,9 +168,8 @@ def test_a_lost_layout_is_told(tmp_path: Path) -> None:
     jobdir = JobDir(tmp_path)
     with jobdir.locked():
         jobdir.create(plan())
-    (jobdir.log / "000000000").mkdir()
-    record.create(jobdir.log / "000000000" / "000000000000.commit", {})
-    with pytest.raises(CorruptError, match=r"layouts is empty, but steps were committed"):
+    record.create(jobdir.log, "000000000/000000000000.commit", {})
+    with pytest.raises(CorruptError, match=r"layouts is empty, but steps were planned"):
         jobdir.layout()
 
 
@@ -229,7 +228,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     jobdir = JobDir(tmp_path)
     with jobdir.locked():
         job = jobdir.create(plan())
-    record.replace(tmp_path / "job.json", {**job, "format": 99})
+    record.replace(jobdir.storage, "job.json", {**job, "format": 99})
     with pytest.raises(JobDirError, match=r"has format 99, this version of Anabranch reads format 1"):
         jobdir.job()
 

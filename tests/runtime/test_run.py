@@ -19,6 +19,7 @@ from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.observe import Silent, StepDone
 from anabranch.runtime.outputs import changes, output_names, table
 from anabranch.runtime.run import run
+from anabranch.storage import open_storage
 
 WAIT = 60.0
 
@@ -101,7 +102,7 @@ def test_some_steps_and_then_the_rest_with_other_workers(spark: SparkContext, tm
     assert run(flow(), job, steps=0, **limits) == second
     last = run(flow(), job, workers=1, until_idle=True, **limits)
     assert (last.next_step, last.input_rows) == (6, 30_000)
-    assert StepLog(job / "log").load() == last
+    assert StepLog(open_storage(job / "log")).load() == last
     layout = JobDir(job).layout()
     assert layout is not None
     assert (layout.version, len(layout.workers)) == (2, 1)
@@ -197,7 +198,7 @@ def test_a_malformed_record_stops_the_flow(spark: SparkContext, tmp_path: Path) 
     assert job.status()["state"] == "failed"
     assert "a.jsonl" in job.status()["error"]
     assert changes(job, "out").is_empty()
-    assert not list(job.outputs.glob("*/*.parquet"))
+    assert not list((tmp_path / "job" / "outputs").glob("*/*.parquet"))
     # Mended, it goes on.
     write_orders(orders, '{"id": 1, "price": 2}', '{"id": 2, "price": 5.0}', '{"id": 3, "price": 4}')
     run(orders_flow(orders), tmp_path / "job", until_idle=True, context=spark)

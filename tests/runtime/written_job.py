@@ -16,7 +16,7 @@ from anabranch.runtime.jobdir import JobDir
 
 
 def written_job(
-    path: Path, steps: list[list[tuple[object, ...]]], schema: dict[str, object], sink: Sink
+    path: str | Path, steps: list[list[tuple[object, ...]]], schema: dict[str, object], sink: Sink
 ) -> JobDir:
     """A job with one output, `out`; a step is a list of rows, each with its weight last."""
     flow = ab.Flow("written")
@@ -33,8 +33,8 @@ def written_job(
         if changed:
             frame = pl.DataFrame(changed, schema={**rows.schema, WEIGHT: pl.Int64()}, orient="row")
             frame = frame.with_columns(pl.lit(number, pl.Int64).alias(STEP))
-            staged = sink.stage(frame, jobdir.outputs / "out", f"step-{number}")
-            sink.publish([staged])
+            staged = sink.stage(frame, jobdir.outputs.child("out"), f"step-{number}")
+            sink.publish(jobdir.outputs.child("out"), [staged])
             outputs["out"] = {"rows": frame.height, "hash": 0, "files": [staged.to_json()]}
         commit = {
             "step": step,

@@ -25,6 +25,7 @@ from anabranch.spark.blob import decode
 from anabranch.spark.shards import create_shards
 from anabranch.spark.spec import Report, StepSpec
 from anabranch.spark.stage import run_stage
+from anabranch.storage import open_storage
 
 Tamper = Callable[[int, list[list[bytes]]], None]
 """Called before each stage with its number and the blobs that wait for each worker; may change them."""
@@ -43,7 +44,7 @@ class InProcess:
         sources = {name: node.source for name, node in self.plan.inputs.items() if node.source is not None}
         self.planner = Planner(sources)
         for name, source in sources.items():
-            source.start(root / "inputs" / name)
+            source.start(open_storage(root / "inputs" / name))
         for worker in range(workers):
             create_shards(self.spec(Attempt(0), {}), WorkerId(worker))
 
@@ -109,8 +110,9 @@ class InProcess:
             sink = parquet() if name == DEAD_LETTERS else self.plan.outputs[name].sink
             assert sink is not None
             staged = [Staged.from_json(file) for file in output["files"]]
-            sink.publish(staged)
-            found[name] = sink.read(self.root / "outputs" / name, staged)
+            root = open_storage(self.root / "outputs").child(name)
+            sink.publish(root, staged)
+            found[name] = sink.read(root, staged)
         return found
 
     def run(self, rows: int = 1000) -> list[dict[str, pl.DataFrame]]:

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from pathlib import Path
 from types import FrameType
 
 import polars as pl
@@ -45,7 +44,7 @@ def run(options: Namespace) -> int:
     )
     display: JsonDisplay | TextDisplay = JsonDisplay() if options.json else TextDisplay()
     plan = make_plan(load_flow(options.flow, for_workers=True))
-    coordinator = Coordinator(plan, Path(options.dir), settings, display)
+    coordinator = Coordinator(plan, options.dir, settings, display)
 
     def stop(signum: int, frame: FrameType | None) -> None:
         # The second time, the user means it: fall back to Python's own way.
@@ -166,6 +165,6 @@ def output(options: Namespace) -> int:
 
 
 def _job(path: str) -> JobDir:
-    jobdir = JobDir(Path(path))
+    jobdir = JobDir(path)
     jobdir.job()
     return jobdir

@@ -1,37 +1,43 @@
 """The durable input log of a source that cannot replay: numbered segments of recorded rows.
 
 A segment is one Arrow stream behind a header with its checksum, in a file named by the number of its
-first row.  It is written under a temporary name, synced, and linked to its own name exclusively: a
-segment is there whole or not at all, and a second writer of the same log fails instead of overwriting.
-Segments follow one another without a gap.
+first row.  It is created exclusively: a segment is there whole or not at all, and a second writer of the same log
+fails instead of overwriting.  Segments follow one another without a gap, from the one on that `first.json` names:
+those before it were trimmed.
 
 Must not know: where rows come from.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import polars as pl
 import pyarrow as pa
 
-from anabranch.connect.durable import disk_full, sync_directory
+from anabranch import crash
 from anabranch.errors import CorruptError, InputChangedError, JobDirError
+from anabranch.storage import Storage, record
 
 _HEADER = struct.Struct("<8sIIQ")
 _MAGIC = b"ABINPUT1"
+_FIRST = "first.json"
+_SUFFIX = ".segment"
+_AT_ONCE = 16
+
+_SEGMENT = crash.declare_write("segment", "rows of a source that cannot replay are recorded")
+_TRIM = crash.declare_write("inputtrim", "an input log says which row is its first")
 
 
-def segment_path(directory: Path, first: int) -> Path:
+def segment_name(first: int) -> str:
     """The file of the segment whose first row has this number."""
-    return directory / f"{first:020d}.segment"
+    return f"{first:020d}{_SUFFIX}"
 
 
-def write_segment(directory: Path, first: int, frame: pl.DataFrame) -> int:
+def write_segment(log: Storage, first: int, frame: pl.DataFrame) -> int:
     """Record rows durably; the segment's size in bytes.
 
     Raises:
@@ -43,68 +49,71 @@ def write_segment(directory: Path, first: int, frame: pl.DataFrame) -> int:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     body = sink.getvalue()
-    path = segment_path(directory, first)
-    temporary = directory / f".{path.name}.{os.getpid()}.tmp"
-    with disk_full(path):
-        try:
-            with open(temporary, "wb") as file:
-                file.write(_HEADER.pack(_MAGIC, zlib.crc32(body), frame.height, len(body)))
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                raise JobDirError(
-                    f"input log {path} already exists: another process writes the same job; stop it first"
-                ) from None
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_directory(directory)
+    header = _HEADER.pack(_MAGIC, zlib.crc32(body), frame.height, len(body))
+    name = segment_name(first)
+    try:
+        log.create(name, b"".join((header, memoryview(body))), _SEGMENT)
+    except FileExistsError:
+        raise JobDirError(
+            f"input log {log.where(name)} already exists: another process writes the same job; stop it first"
+        ) from None
     return _HEADER.size + len(body)
 
 
-def list_segments(directory: Path) -> list[tuple[int, int, int]]:
-    """(first row, rows, bytes) of every segment, in order.  Leftovers of a crash are removed.
+def list_segments(log: Storage) -> list[tuple[int, int, int]]:
+    """(first row, rows, bytes) of every segment that is kept, in order.  Leftovers of a crash are removed.
 
     Raises:
         CorruptError: a segment is missing in between, or a header is damaged.
     """
-    for leftover in directory.glob(".*.tmp"):
-        leftover.unlink()
+    log.sweep()
+    due = _first_row(log)
+    names = [name for name in log.list() if name.endswith(_SUFFIX)]
+    kept = [name for name in names if _row_of(name) >= due]
+    log.delete(*(name for name in names if name not in kept))
     found: list[tuple[int, int, int]] = []
-    for path in sorted(directory.glob("*.segment")):
-        with open(path, "rb") as file:
-            _, rows, length = _header(path, file.read(_HEADER.size))
-        first = int(path.stem)
-        due = found[-1][0] + found[-1][1] if found else 0
-        if first != due:
-            raise CorruptError(
-                f"input log {directory}: expected a segment that begins at row {due}, found {path.name}"
-            )
-        found.append((first, rows, _HEADER.size + length))
+    with ThreadPoolExecutor(_AT_ONCE if log.local is None else 1) as pool:
+        for name, data in zip(kept, pool.map(lambda name: log.read(name, _HEADER.size), kept), strict=True):
+            _, rows, length = _header(log.where(name), data)
+            if _row_of(name) != due:
+                raise CorruptError(
+                    f"input log {log}: expected a segment that begins at row {due}, found {name}"
+                )
+            found.append((due, rows, _HEADER.size + length))
+            due += rows
     return found
 
 
-def read_segment(directory: Path, first: int) -> pl.DataFrame:
+def trim_segments(log: Storage, first: int) -> None:
+    """Delete all segments before the one that begins with row `first`.
+
+    What a crash leaves of them, `list_segments` deletes.
+    """
+    record.replace(log, _FIRST, {"first": first}, point=_TRIM)
+    names = [name for name in log.list() if name.endswith(_SUFFIX)]
+    log.delete(*(name for name in names if _row_of(name) < first))
+
+
+def read_segment(log: Storage, first: int) -> pl.DataFrame:
     """The rows of one segment.
 
     Raises:
         InputChangedError: it is gone.
         CorruptError: its bytes are damaged.
     """
-    path = segment_path(directory, first)
+    name = segment_name(first)
+    where = log.where(name)
     try:
-        data = path.read_bytes()
+        data = log.read(name)
     except FileNotFoundError:
         raise InputChangedError(
-            f"input log {path} is gone; restore it from a backup of the job directory"
+            f"input log {where} is gone; restore it from a backup of the job directory"
         ) from None
-    checksum, rows, length = _header(path, data[: _HEADER.size])
+    checksum, rows, length = _header(where, data[: _HEADER.size])
     body = memoryview(data)[_HEADER.size :]
     if len(body) != length or zlib.crc32(body) != checksum:
         raise CorruptError(
-            f"input log {path} fails its checksum; restore it from a backup of the job directory"
+            f"input log {where} fails its checksum; restore it from a backup of the job directory"
         )
     with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
         frame = pl.from_arrow(reader.read_all())
@@ -113,19 +122,30 @@ def read_segment(directory: Path, first: int) -> pl.DataFrame:
     return frame
 
 
-def read_rows(directory: Path, segment: int, start: int, end: int) -> Iterator[tuple[int, pl.DataFrame]]:
+def read_rows(log: Storage, segment: int, start: int, end: int) -> Iterator[tuple[int, pl.DataFrame]]:
     """Rows start … end − 1 as (number of the first, frame), beginning in the segment that holds `start`."""
     while segment < end:
-        frame = read_segment(directory, segment)
+        frame = read_segment(log, segment)
         low = max(start, segment)
         yield low, frame.slice(low - segment, min(end, segment + frame.height) - low)
         segment += frame.height
 
 
-def _header(path: Path, data: bytes) -> tuple[int, int, int]:
+def _first_row(log: Storage) -> int:
+    try:
+        return int(record.read(log, _FIRST)["first"])
+    except FileNotFoundError:
+        return 0
+
+
+def _row_of(name: str) -> int:
+    return int(name.removesuffix(_SUFFIX))
+
+
+def _header(where: str, data: bytes) -> tuple[int, int, int]:
     if len(data) < _HEADER.size or data[:8] != _MAGIC:
         raise CorruptError(
-            f"input log {path} has no valid header; restore it from a backup of the job directory"
+            f"input log {where} has no valid header; restore it from a backup of the job directory"
         )
     _, checksum, rows, length = _HEADER.unpack(data)
     return checksum, rows, length

@@ -15,18 +15,18 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from anabranch.connect.inputlog import list_segments, read_rows, write_segment
+from anabranch.connect.inputlog import list_segments, read_rows, trim_segments, write_segment
 from anabranch.connect.items import BAD_REASON, BAD_RECORD, ItemDecoder
 from anabranch.connect.source import Available, OnBad, Slice, Source, even_bounds, with_weight
 from anabranch.errors import AnabranchError, ConfigError, InputChangedError, RecordError
 from anabranch.model.batch import WEIGHT
 from anabranch.model.ids import PartitionId
 from anabranch.model.types import check_name, to_schema
+from anabranch.storage import Storage
 
 PARTITION = PartitionId("0")
 _AHEAD = 50
@@ -78,7 +78,7 @@ class IterableSource(Source):
         self._weight = weight
         self._batch = batch
         self._items: Any = items
-        self._log: Path | None = None
+        self._log: Storage | None = None
         self._recorder: _Recorder | None = None
 
     def fingerprint(self) -> dict[str, Any]:
@@ -91,16 +91,19 @@ class IterableSource(Source):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_items": None, "_recorder": None}
 
-    def start(self, log_dir: Path | None) -> None:
-        if log_dir is None:
+    def attach(self, log: Storage) -> None:
+        self._log = log
+
+    def start(self, log: Storage | None) -> None:
+        if log is None:
             raise ConfigError("iterable: this input must be recorded; a directory for its log is needed")
         if self._recorder is not None:
             raise ConfigError("iterable: this input is running already; build a new one for a second flow")
-        self._log = Path(log_dir).absolute()
-        self._log.mkdir(parents=True, exist_ok=True)
-        self._recorder = _Recorder(
-            self._items, self._log, ItemDecoder(self._recorded, self._weight), self._batch
-        )
+        self.attach(log)
+        self._recorder = _Recorder(self._items, log, ItemDecoder(self._recorded, self._weight), self._batch)
+
+    def trim(self, positions: Mapping[PartitionId, int]) -> None:
+        self._running().trim(positions.get(PARTITION, 0))
 
     def close(self) -> None:
         if self._recorder is not None:
@@ -131,8 +134,9 @@ class IterableSource(Source):
         ]
 
     def read(self, piece: Slice, on_bad: OnBad) -> Iterator[pl.DataFrame]:
-        log = self._log or Path(piece.extra["log"])
-        for first, recorded in read_rows(log, piece.extra["segment"], piece.start, piece.end):
+        if self._log is None:
+            raise ConfigError("iterable: this input was sent to a worker before it was attached to its log")
+        for first, recorded in read_rows(self._log, piece.extra["segment"], piece.start, piece.end):
             frame = recorded
             if recorded.get_column(BAD_REASON).null_count() < recorded.height:
                 for place in recorded.get_column(BAD_REASON).is_not_null().arg_true():
@@ -145,7 +149,7 @@ class IterableSource(Source):
                 yield frame.select(*self.schema, pl.col(self._weight).alias(WEIGHT))
 
     def _slice(self, start: int, end: int, size: int) -> Slice:
-        extra = {"log": str(self._log), "segment": self._running().segment_of(start)}
+        extra = {"segment": self._running().segment_of(start)}
         return Slice(PARTITION, start, end, end - start, size, extra)
 
     def _running(self) -> _Recorder:
@@ -157,20 +161,20 @@ class IterableSource(Source):
 class _Recorder:
     """The two threads and what they share, all under one lock.
 
-    Invariants: `_starts` are the first items of the segments, `_starts[0] == 0`; `_total` items are
-    recorded; the next item that the puller adds to `_gathered` has the number `_total + in flight +
-    len(_gathered)`.
+    Invariants: `_starts` are the first items of the segments that are kept, `_sizes` their bytes and `_size` the sum
+    of those; `_total` items were ever recorded; the next item that the puller adds to `_gathered` has the number
+    `_total + in flight + len(_gathered)`.
     """
 
-    def __init__(self, items: Any, log: Path, decoder: ItemDecoder, batch: int) -> None:
+    def __init__(self, items: Any, log: Storage, decoder: ItemDecoder, batch: int) -> None:
         self._items = items
         self._log = log
         self._decoder = decoder
         self._batch = batch
         self._lock = threading.Condition()
         self._starts: list[int] = []
-        self._bytes: list[int] = [0]
-        """Bytes of all segments before each one, and of all."""
+        self._sizes: list[int] = []
+        self._size = 0
         self._total = 0
         for first, rows, size in list_segments(log):
             self._note(first, rows, size)
@@ -195,9 +199,9 @@ class _Recorder:
                 self._lock.notify_all()
             if self._failure is not None and self._done and start >= self._total:
                 raise self._failure
-            if not self._total:
+            if not self._starts:
                 return 0, 0
-            size = self._bytes[-1] * (self._total - start) // self._total
+            size = self._size * (self._total - start) // (self._total - self._starts[0])
             return self._total, size
 
     def pending(self) -> bool:
@@ -206,7 +210,23 @@ class _Recorder:
 
     def segment_of(self, start: int) -> int:
         with self._lock:
+            if start < self._starts[0]:
+                raise InputChangedError(
+                    f"input log {self._log}: items before {self._starts[0]} were trimmed; asked for item {start}"
+                )
             return self._starts[bisect_right(self._starts, start) - 1]
+
+    def trim(self, before: int) -> None:
+        """Delete the segments of which no item is at or beyond `before`; the last one stays, it tells how many items
+        were recorded."""
+        with self._lock:
+            gone = max(0, min(bisect_right(self._starts, before), len(self._starts)) - 1)
+            if not gone:
+                return
+            self._size -= sum(self._sizes[:gone])
+            del self._starts[:gone], self._sizes[:gone]
+            first = self._starts[0]
+        trim_segments(self._log, first)
 
     def stop(self) -> None:
         with self._lock:
@@ -218,7 +238,8 @@ class _Recorder:
 
     def _note(self, first: int, rows: int, size: int) -> None:
         self._starts.append(first)
-        self._bytes.append(self._bytes[-1] + size)
+        self._sizes.append(size)
+        self._size += size
         self._total = first + rows
 
     def _pull(self) -> None:

@@ -1,8 +1,5 @@
 """Sinks that keep their changes in files: Parquet and JSON lines, and console and list on top of such files.
 
-A file is staged in `_staging` below the output's directory (the underscore hides it from readers of the
-directory, `files` included) and renamed into the directory when it is published.
-
 Must not know: steps' records, flows, Spark.
 """
 
@@ -13,119 +10,17 @@ import os
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from anabranch.connect.durable import disk_full, sync_directory, write_synced
-from anabranch.connect.sink import Sink, Staged
-from anabranch.errors import ConfigError, CorruptError
+from anabranch.connect.filesink import FileSink
+from anabranch.connect.sink import Staged
+from anabranch.errors import ConfigError
 from anabranch.model.batch import STEP, WEIGHT
-
-_STAGING = "_staging"
-
-
-class _Missing(CorruptError):
-    """A published file is not there."""
-
-
-class FileSink(Sink):
-    """One file for every staged frame; subclasses say how a frame is written."""
-
-    kind: str
-    suffix: str
-
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._path = None if path is None else Path(os.path.abspath(os.fspath(path)))
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {"kind": self.kind, "path": None if self._path is None else str(self._path)}
-
-    @abstractmethod
-    def encode(self, frame: pl.DataFrame) -> bytes | memoryview:
-        """A frame as the bytes of a file."""
-
-    @abstractmethod
-    def decode(self, path: Path) -> pl.DataFrame:
-        """The frame in a file."""
-
-    def directory(self, root: Path) -> Path:
-        """Where published files are."""
-        return self._path or Path(os.path.abspath(root))
-
-    def stage(self, frame: pl.DataFrame, root: Path, name: str) -> Staged:
-        directory = self.directory(root)
-        path = directory / _STAGING / (name + self.suffix)
-        data = self.encode(frame)
-        write_synced(path, data)
-        return Staged(str(path), str(directory / path.name), frame.height, len(data))
-
-    def publish(self, staged: Sequence[Staged]) -> None:
-        touched: set[Path] = set()
-        for item in staged:
-            path, final = Path(item.path), Path(item.final)
-            if self._publish_one(item, path, final):
-                touched.update((final.parent, path.parent))
-        for directory in sorted(touched):
-            sync_directory(directory)
-
-    def _publish_one(self, item: Staged, path: Path, final: Path) -> bool:
-        """Whether the file was still to be published."""
-        if not path.exists():
-            if final.exists():
-                return False
-            raise CorruptError(
-                f"output file {final} was committed, but it is neither there nor staged at {path}; "
-                "restore it from a backup of the output's directory"
-            )
-        # Only this job's driver publishes, so looking before renaming is no race; a plain rename would
-        # silently replace the output of another job that was pointed at the same directory.
-        if final.exists() and final.stat().st_size != item.size:
-            raise ConfigError(
-                f"output file {final} already exists and is not this job's; give each job a directory of "
-                "its own for this output, or remove the files of the earlier job"
-            )
-        with disk_full(final):
-            os.replace(path, final)
-        return True
-
-    def discard(self, root: Path, keep: AbstractSet[str]) -> None:
-        staging = self.directory(root) / _STAGING
-        if not staging.is_dir():
-            return
-        for entry in sorted(staging.iterdir()):
-            if str(entry) not in keep:
-                entry.unlink()
-        sync_directory(staging)
-
-    def read(self, root: Path, files: Sequence[Staged]) -> pl.DataFrame:
-        frames = [self._read_committed(item) for item in files]
-        return pl.concat(frames) if frames else pl.DataFrame()
-
-    def _read_committed(self, item: Staged) -> pl.DataFrame:
-        """A file that a commit record names: it may still be staged, and be renamed while we look."""
-        for path in (item.final, item.path):
-            if os.path.exists(path):
-                try:
-                    return self._read_one(Path(path), item.rows)
-                except _Missing:
-                    continue
-        return self._read_one(Path(item.final), item.rows)
-
-    def _read_one(self, path: Path, rows: int) -> pl.DataFrame:
-        try:
-            frame = self.decode(path)
-        except FileNotFoundError:
-            raise _Missing(f"output file {path} is missing; restore it from a backup") from None
-        except (pl.exceptions.PolarsError, pa.ArrowException, OSError) as error:
-            raise CorruptError(f"output file {path} is damaged: {error}") from error
-        if frame.height != rows:
-            raise CorruptError(f"output file {path} has {frame.height} rows, and {rows} were committed")
-        return frame
+from anabranch.storage import Storage
 
 
 class ParquetSink(FileSink):
@@ -145,8 +40,8 @@ class ParquetSink(FileSink):
         pq.write_table(table, sink, compression="snappy", write_statistics=False, use_dictionary=constant)
         return memoryview(sink.getvalue())
 
-    def decode(self, path: Path) -> pl.DataFrame:
-        frame = pl.from_arrow(pq.read_table(path, use_threads=False, memory_map=False, partitioning=None))
+    def decode(self, data: bytes) -> pl.DataFrame:
+        frame = pl.from_arrow(pq.read_table(pa.BufferReader(data), use_threads=False))
         assert isinstance(frame, pl.DataFrame)
         return frame
 
@@ -165,13 +60,13 @@ class JsonSink(FileSink):
         frame.with_columns(_json_ready(frame)).write_ndjson(buffer)
         return buffer.getbuffer()
 
-    def decode(self, path: Path) -> pl.DataFrame:
-        if not path.stat().st_size:
+    def decode(self, data: bytes) -> pl.DataFrame:
+        if not data:
             return pl.DataFrame(schema={WEIGHT: pl.Int64(), STEP: pl.Int64()})
-        return pl.read_ndjson(path, infer_schema_length=None)
+        return pl.read_ndjson(data, infer_schema_length=None)
 
-    def read(self, root: Path, files: Sequence[Staged]) -> pl.DataFrame:
-        frames = [self._read_committed(item) for item in files]
+    def read(self, root: Storage, files: Sequence[Staged]) -> pl.DataFrame:
+        frames = self.read_each(root, files)
         frames = [frame for frame in frames if frame.height] or frames[:1]
         return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
 
@@ -186,17 +81,22 @@ class _Shown(FileSink):
         frame.write_ipc(buffer)
         return buffer.getbuffer()
 
-    def decode(self, path: Path) -> pl.DataFrame:
-        return pl.read_ipc(path)
+    def decode(self, data: bytes) -> pl.DataFrame:
+        return pl.read_ipc(data)
+
+    def moves(self, place: Storage) -> bool:
+        # What is still staged was not shown yet; there is little of it, so in an object store it is copied.
+        return True
 
     @abstractmethod
     def show(self, frame: pl.DataFrame) -> None:
         """Show the changes of one step or of several."""
 
-    def publish(self, staged: Sequence[Staged]) -> None:
-        fresh = [item for item in staged if Path(item.path).exists()]
-        frames = [self._read_one(Path(item.path), item.rows) for item in fresh]
-        super().publish(staged)
+    def publish(self, root: Storage, staged: Sequence[Staged]) -> None:
+        place = self.place(root)
+        fresh = [item for item in staged if place.exists(item.path)]
+        frames = self.read_each(root, fresh)
+        super().publish(root, staged)
         if frames:
             self.show(pl.concat(frames))
 
@@ -254,12 +154,12 @@ def _json_ready(frame: pl.DataFrame) -> list[pl.Expr]:
 
 
 def parquet(path: str | os.PathLike[str] | None = None) -> ParquetSink:
-    """An output kept as Parquet files of changes, in `path` or inside the job directory."""
+    """An output kept as Parquet files of changes, in `path` (or a URL such as s3://…) or inside the job directory."""
     return ParquetSink(path)
 
 
 def jsonl(path: str | os.PathLike[str] | None = None) -> JsonSink:
-    """An output kept as JSON lines of changes, in `path` or inside the job directory."""
+    """An output kept as JSON lines of changes, in `path` (or a URL such as s3://…) or inside the job directory."""
     return JsonSink(path)
 
 

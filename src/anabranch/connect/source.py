@@ -22,13 +22,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from anabranch.model.batch import WEIGHT
 from anabranch.model.ids import PartitionId
+from anabranch.storage import Storage
 
 OnBad = Callable[[str, str, str], None]
 """`on_bad(where, record, reason)` either raises `RecordError`, which stops the step, or notes a dead
@@ -115,12 +115,18 @@ class Source(ABC):
         Parameters that only change speed or timing are not part of it.
         """
 
-    def start(self, log_dir: Path | None) -> None:  # noqa: B027  most sources need nothing
+    def attach(self, log: Storage) -> None:  # noqa: B027  most sources need nothing
+        """Learn where a durable input log is kept (driver, before the source is started or pickled)."""
+
+    def start(self, log: Storage | None) -> None:  # noqa: B027  most sources need nothing
         """Make ready to be asked (driver only).
 
-        A source that cannot replay keeps its durable input log under `log_dir` and refuses `None` with a
+        A source that cannot replay keeps its durable input log in `log` and refuses `None` with a
         `ConfigError`; all others ignore it.
         """
+
+    def trim(self, positions: Mapping[PartitionId, int]) -> None:  # noqa: B027  most sources keep nothing
+        """Free what lies before `positions`: nobody will read it again (driver, after `start`).  Idempotent."""
 
     def close(self) -> None:  # noqa: B027  most sources need nothing
         """Release what `start` took; may be called twice, or without `start`."""

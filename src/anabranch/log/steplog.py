@@ -4,26 +4,34 @@ A step is visible when, and only when, its commit record exists.  Every `SNAPSHO
 sums of all records so far (input positions, step markers) are written as a snapshot, so that opening a
 log costs the same after a million steps.
 
-LOG-1  Commit records are gapless: step *n* is committed only after *n−1*.
+LOG-1  Commit records are gapless from `first` on: step *n* is committed only after *n−1*.
 LOG-2  A plan record is never changed; an attempt of a step reads what the plan record of its epoch says.
 LOG-3  The commit record names the epoch whose plan was run.  A plan without a commit record has shown
        nothing to anybody, so a later coordinator may plan the step anew (over a file that was mended, say).
+LOG-4  Records below `first` are deleted only when `first` is durable and a snapshot at or beyond it can be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from anabranch.errors import CorruptError, Fenced
-from anabranch.log import record
+from anabranch import crash
+from anabranch.errors import CorruptError, Fenced, JobDirError
 from anabranch.model.ids import Epoch, PartitionId, RegionId, ShardId, Step
+from anabranch.storage import Storage, record
 
 SNAPSHOT_EVERY = 256
 _FIRST = Step(0)
 _PER_FOLDER = 1000
+_FIRST_RECORD = "first.json"
+
+_PLAN = crash.declare_write("plan", "the plan record of a step is written")
+_COMMIT = crash.declare_write("commit", "the commit record of a step is written")
+_SNAPSHOT = crash.declare_write("snapshot", "a snapshot of the step log is written")
+_TRIM = crash.declare_write("trim", "the step log says which step is its first")
+_DELETED = crash.declare("trim.deleted", "in the middle of deleting a trimmed step's records")
 
 
 @dataclass(slots=True)
@@ -82,21 +90,43 @@ class Progress:
 
 
 class StepLog:
-    """The records of one job's steps, below one directory."""
+    """The records of one job's steps, below one storage."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._folder: Path | None = None
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._first: Step | None = None
+
+    def create(self) -> None:
+        """Begin a new log; one that was begun and has no steps yet stays as it is."""
+        if not self._storage.exists(_FIRST_RECORD):
+            record.replace(self._storage, _FIRST_RECORD, {"first": 0})
+
+    @property
+    def first(self) -> Step:
+        """The first step whose records are kept; all before it were trimmed.
+
+        Raises:
+            CorruptError: there is no log.
+        """
+        if self._first is None:
+            try:
+                self._first = Step(record.read(self._storage, _FIRST_RECORD)["first"])
+            except FileNotFoundError:
+                raise CorruptError(
+                    f"step log {self._storage} is missing (it has no {_FIRST_RECORD}); restore it from a backup of "
+                    "the job directory"
+                ) from None
+        return self._first
 
     def write_plan(self, step: Step, epoch: Epoch, slices: dict[str, Any], layout: int) -> None:
         """Fix what a step reads."""
         payload = {"step": step, "epoch": epoch, "slices": slices, "layout": layout}
-        record.create(self._path(step, f"{epoch}.plan"), payload)
+        record.create(self._storage, _name(step, f"{epoch}.plan"), payload, _PLAN)
 
     def write_commit(self, step: Step, payload: dict[str, Any]) -> None:
         """Make a step visible, once.  Raises Fenced when somebody else has."""
         try:
-            record.create(self._path(step, "commit"), payload)
+            record.create(self._storage, _name(step, "commit"), payload, _COMMIT)
         except FileExistsError:
             raise Fenced(
                 f"step {step}: another coordinator has committed it; this one (epoch {payload['epoch']}) "
@@ -104,10 +134,10 @@ class StepLog:
             ) from None
 
     def plan(self, step: Step, epoch: Epoch) -> dict[str, Any] | None:
-        return self._read(step, f"{epoch}.plan")
+        return self._read(_name(step, f"{epoch}.plan"))
 
     def commit(self, step: Step) -> dict[str, Any] | None:
-        return self._read(step, "commit")
+        return self._read(_name(step, "commit"))
 
     def load(self) -> Progress:
         """Add up the log: the newest snapshot and the records behind it.
@@ -121,7 +151,7 @@ class StepLog:
             plan = self.plan(progress.next_step, Epoch(commit["epoch"]))
             if plan is None:
                 raise CorruptError(
-                    f"step log {self.directory}: step {progress.next_step} is committed but its plan is missing; "
+                    f"step log {self._storage}: step {progress.next_step} is committed but its plan is missing; "
                     "restore it from a backup of the job directory"
                 )
             progress.advance(plan, commit)
@@ -129,64 +159,125 @@ class StepLog:
         return progress
 
     def _newest_snapshot(self) -> Progress:
-        if not self.directory.is_dir():
+        first = self.first
+        snapshots = [name for name in self._snapshots() if _step_of(name) >= first]
+        damage: CorruptError | None = None
+        # Behind a damaged one, the one before it and a longer tail add up to the same.
+        for name in reversed(snapshots):
+            try:
+                return Progress.from_json(record.read(self._storage, name))
+            except CorruptError as error:
+                damage = error
+        if damage is not None:
+            raise damage
+        if first > 0:
             raise CorruptError(
-                f"step log {self.directory} is missing; restore it from a backup of the job directory"
+                f"step log {self._storage}: its steps before {first} were trimmed, and the snapshot that has their sums "
+                "is missing; restore it from a backup of the job directory"
             )
-        snapshots = sorted(self.directory.glob("snapshot-*.json"))
-        if not snapshots:
-            return Progress()
-        try:
-            value = record.read(snapshots[-1])
-        except CorruptError:
-            # The one before it, and a longer tail, add up to the same.
-            if len(snapshots) < 2:
-                raise
-            value = record.read(snapshots[-2])
-        return Progress.from_json(value)
+        return Progress()
+
+    def _snapshots(self) -> list[str]:
+        return [name for name in self._storage.list() if name.startswith("snapshot-")]
 
     def _check_end(self, end: Step) -> None:
         """Refuse a log in which the last step or a step before others is missing."""
-        later = [
-            path
+        later = any(
+            _step_of(name) > end
             for number in (end // _PER_FOLDER, end // _PER_FOLDER + 1)
-            for path in self._folder_of(number).glob("*.commit")
-            if int(path.stem) > end
-        ]
+            for name in self._storage.list(f"{number:09d}", after=f"{end:012d}")
+            if name.endswith(".commit")
+        )
         missing = end if later else end - 1
-        if later or (end > 0 and not self._path(Step(end - 1), "commit", make=False).exists()):
+        if later or (end > self.first and not self._storage.exists(_name(Step(end - 1), "commit"))):
             raise CorruptError(
-                f"step log {self.directory}: the commit record of step {missing} is missing; restore it from a "
+                f"step log {self._storage}: the commit record of step {missing} is missing; restore it from a "
                 "backup of the job directory"
             )
 
     def snapshot(self, progress: Progress) -> None:
         """Write the sums so far; keeps the two newest."""
-        record.replace(self.directory / f"snapshot-{progress.next_step:012d}.json", progress.to_json())
-        for old in sorted(self.directory.glob("snapshot-*.json"))[:-2]:
-            old.unlink()
+        name = f"snapshot-{progress.next_step:012d}.json"
+        record.replace(self._storage, name, progress.to_json(), point=_SNAPSHOT)
+        self._storage.delete(*self._snapshots()[:-2])
 
     def commits(self, first: Step = _FIRST) -> Iterator[dict[str, Any]]:
-        """Commit records from `first` on, in order."""
-        step = first
-        while (commit := self.commit(step)) is not None:
+        """Commit records from `first` on, in order; those that were trimmed are left out.
+
+        Raises:
+            JobDirError: the log was trimmed beyond the step that was to come next, while it was read.
+        """
+        step = max(first, self.first)
+        begun = False
+        while True:
+            commit = self.commit(step)
+            if commit is None:
+                self._first = None
+                if self.first <= step:
+                    return
+                if begun:
+                    raise JobDirError(
+                        f"step log {self._storage}: step {step} was trimmed while the steps were read; read them again"
+                    )
+                step = self.first
+                continue
+            begun = True
             yield commit
             step = Step(step + 1)
 
-    def _read(self, step: Step, kind: str) -> dict[str, Any] | None:
+    def trim(self, before: Step, expire: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """Delete the records of all steps below `before`, unless no snapshot at or beyond it can be read.
+
+        `expire` is given each commit record before that is deleted, oldest first, and again when a crash came in
+        between: whatever is named nowhere else goes first.  What a crash leaves, the next call deletes.
+        """
+        if before > self.first:
+            if not self._has_snapshot(before):
+                return
+            record.replace(self._storage, _FIRST_RECORD, {"first": before}, point=_TRIM)
+            self._first = before
+        for folder in self._storage.list():
+            if folder.endswith("/") and int(folder[:-1]) * _PER_FOLDER < self.first:
+                self._trim_folder(folder[:-1], expire)
+
+    def _has_snapshot(self, before: Step) -> bool:
+        for name in reversed(self._snapshots()):
+            if _step_of(name) < before:
+                return False
+            try:
+                record.read(self._storage, name)
+            except CorruptError:
+                continue
+            return True
+        return False
+
+    def _trim_folder(self, folder: str, expire: Callable[[dict[str, Any]], None] | None) -> None:
+        names = [f"{folder}/{name}" for name in self._storage.list(folder) if _step_of(name) < self.first]
+        plans = [name for name in names if not name.endswith(".commit")]
+        commits = [name for name in names if name.endswith(".commit")]
+        if expire is not None:
+            for name in commits:
+                commit = self._read(name)
+                if commit is not None:
+                    expire(commit)
+        self._storage.delete(*plans)
+        crash.point(_DELETED)
+        self._storage.delete(*commits)
+        self._storage.sweep(folder)
+        self._storage.prune(folder)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
         try:
-            payload: dict[str, Any] = record.read(self._path(step, kind, make=False))
+            payload: dict[str, Any] = record.read(self._storage, name)
         except FileNotFoundError:
             return None
         return payload
 
-    def _folder_of(self, number: int) -> Path:
-        return self.directory / f"{number:09d}"
 
-    def _path(self, step: Step, kind: str, *, make: bool = True) -> Path:
-        folder = self._folder_of(step // _PER_FOLDER)
-        if make and folder != self._folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            record.sync_directory(self.directory)
-            self._folder = folder
-        return folder / f"{step:012d}.{kind}"
+def _name(step: Step, kind: str) -> str:
+    return f"{step // _PER_FOLDER:09d}/{step:012d}.{kind}"
+
+
+def _step_of(name: str) -> int:
+    """The step in the name of a record or a snapshot."""
+    return int(name.removeprefix("snapshot-").partition(".")[0])

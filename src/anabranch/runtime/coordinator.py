@@ -27,7 +27,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from anabranch.connect.sink import Sink, Staged
+from anabranch.connect.sink import Sink
 from anabranch.connect.sinks import parquet
 from anabranch.connect.source import Slice
 from anabranch.errors import AnabranchError, EngineError, Fenced, UserError
@@ -38,6 +38,7 @@ from anabranch.model.layout import Layout, with_partitions
 from anabranch.runtime.hosts import find_hosts, starting_layout, wait_for_hosts
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.observe import Listener, StepDone
+from anabranch.runtime.outputs import discard_attempts, publish
 from anabranch.runtime.planner import Backlog, Planner
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.sizing import StepSizer
@@ -46,6 +47,7 @@ from anabranch.spark.job import StepRunner
 from anabranch.spark.session import borrowed, spark_context
 from anabranch.spark.shards import create_shards, inspect_shards, sync_shards
 from anabranch.spark.spec import Report, StepSpec
+from anabranch.storage import environment
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class Coordinator:
     def __init__(
         self,
         plan: Plan,
-        directory: Path,
+        directory: str | Path,
         settings: Settings,
         listener: Listener,
         context: SparkContext | None = None,
@@ -74,6 +76,9 @@ class Coordinator:
         self.sinks: dict[str, Sink] = {DEAD_LETTERS: parquet()}
         self.sinks |= {name: node.sink for name, node in plan.outputs.items() if node.sink is not None}
         sources = {name: node.source for name, node in plan.inputs.items() if node.source is not None}
+        # Before the plan is sent to the workers: they read input logs too.
+        for name, source in sources.items():
+            source.attach(self.jobdir.input_log(name))
         self.planner = Planner(sources)
         self.sizer = StepSizer(settings.target_seconds, settings.max_step_rows, settings.first_step_rows)
         self._stop = False
@@ -98,6 +103,13 @@ class Coordinator:
             self.board = StatusBoard(directory, self.plan.name, epoch)
             try:
                 with self._spark() as context:
+                    # Spark's Python processes may be on other machines, or older than these variables.
+                    places = [
+                        self.jobdir.path,
+                        *(sink.fingerprint().get("path") for sink in self.sinks.values()),
+                    ]
+                    if shipped := environment(places):
+                        context.environment.update(shipped)
                     progress = _Run(self, context, job["id"], epoch).run()
             except AnabranchError as error:
                 self.board.failed(error)
@@ -113,7 +125,7 @@ class Coordinator:
             return borrowed(self.context)
         settings = self.settings
         return spark_context(
-            self.plan.name, settings.master, settings.conf, self.jobdir.path / "spark.log", settings.ui
+            self.plan.name, settings.master, settings.conf, self.jobdir.spark_log, settings.ui
         )
 
     def must_stop(self, steps: int) -> bool:
@@ -186,12 +198,11 @@ class _Run:
 
     def _publish_last(self) -> None:
         """Finish what a coordinator that died between commit and publish left, and clear failed attempts' files."""
-        if self.progress.next_step > 0:
-            commit = self.log.commit(Step(self.progress.next_step - 1))
-            if commit is not None:
-                self._publish(commit)
-        for name, sink in self.co.sinks.items():
-            sink.discard(self.jobdir.outputs / name, set())
+        last = Step(max(0, self.progress.next_step - 1))
+        commit = self.log.commit(last)
+        if commit is not None:
+            publish(self.jobdir, self.co.sinks, commit)
+        discard_attempts(self.jobdir, self.co.sinks, self.log, last)
 
     # The loop.
 
@@ -224,7 +235,7 @@ class _Run:
         ran = time.monotonic()
         commit = self._commit(slices, reports, recorded, ran - started)
         # Readers see the step from here on; giving its files their final names can go on beside the next one.
-        self.published = self.publisher.submit(self._publish, commit)
+        self.published = self.publisher.submit(publish, self.jobdir, self.co.sinks, commit)
         ended = time.monotonic()
         self.co.sizer.observe(commit["input_rows"], ended - started)
         done = StepDone(
@@ -287,7 +298,7 @@ class _Run:
             markers=self.progress.markers,
             work=self.co.planner.assign(slices, self.layout),
             state_root=settings.state_dir or str(self.jobdir.state),
-            outputs_root=str(self.jobdir.outputs),
+            outputs_root=self.jobdir.outputs.url,
             keep_undo_from=Step(max(0, step - 1)),
         )
 
@@ -315,10 +326,6 @@ class _Run:
         published, self.published = self.published, None
         if published is not None:
             published.result()
-
-    def _publish(self, commit: dict[str, Any]) -> None:
-        for name, output in commit["outputs"].items():
-            self.co.sinks[name].publish([Staged.from_json(file) for file in output["files"]])
 
 
 def commit_record(

@@ -5,6 +5,7 @@
     epochs/           one record for each coordinator that the job has had
     layouts/          one record for each layout
     log/              plan and commit records of steps, snapshots
+    checkpoints/      versions of the state
     inputs/NAME/      input logs of sources that cannot replay
     outputs/NAME/     outputs that have no path of their own
     state/HOST/       shards, unless hosts keep them elsewhere
@@ -12,12 +13,12 @@
     control/          wishes of other processes: stop
     spark.log         Spark's own console noise
 
-Must not know what a step does, nor Spark.
+It is a directory, or a URL in an object store; `state` and `spark.log` are always on a disk.  No record in it holds
+the place of the directory itself, so that it can be moved.  Must not know what a step does, nor Spark.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -26,54 +27,89 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from anabranch import crash
 from anabranch.errors import CorruptError, JobDirError
 from anabranch.flow.plan import Plan, describe
-from anabranch.log import record
+from anabranch.log.steplog import StepLog
 from anabranch.model.ids import Epoch
 from anabranch.model.layout import Layout
+from anabranch.runtime import lease
+from anabranch.spark.spec import STATE_DIR_VARIABLE
+from anabranch.storage import Storage, open_storage, record
 
 FORMAT = 1
-_LOCK_TRIES = 10
-_LOCK_PAUSE = 0.02
-_FOLDERS = ("epochs", "layouts", "log", "inputs", "outputs", "state", "control")
-_BEFORE_JOB = ("lock", "epochs")
+_FOLDERS = ("epochs", "layouts", "log", "checkpoints", "inputs", "outputs", "state", "control")
+_BEFORE_JOB = ("lock", "epochs/", "log/first.json")
 """What a coordinator makes before it knows whether the job exists."""
+_LOOK_EVERY = 0.5
+"""Seconds between two looks for a wish in an object store, where a look is a request."""
+
+_JOB = crash.declare_write("job", "the record of a new job is written")
+_EPOCH = crash.declare_write("epoch", "a coordinator takes its epoch")
+_LAYOUT = crash.declare_write("layout", "a layout is written")
 
 
 class JobDir:
     """Paths and records of one job directory."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+    def __init__(self, where: str | os.PathLike[str]) -> None:
+        self.storage = open_storage(where)
+        self._looked: dict[str, tuple[float, bool]] = {}
 
     @property
-    def log(self) -> Path:
-        return self.path / "log"
+    def path(self) -> str:
+        """The absolute path, or the URL."""
+        return self.storage.url
 
     @property
-    def outputs(self) -> Path:
-        return self.path / "outputs"
+    def log(self) -> Storage:
+        return self.storage.child("log")
+
+    @property
+    def checkpoints(self) -> Storage:
+        return self.storage.child("checkpoints")
+
+    @property
+    def outputs(self) -> Storage:
+        return self.storage.child("outputs")
+
+    def input_log(self, name: str) -> Storage:
+        return self.storage.child("inputs", name)
 
     @property
     def state(self) -> Path:
-        return self.path / "state"
+        """Where hosts keep their shards unless they are told otherwise: always on a disk.
 
-    def input_log(self, name: str) -> Path:
-        return self.path / "inputs" / name
+        Beside an object store that is `$ANABRANCH_STATE_DIR/JOB-ID`, or else `anabranch/JOB-ID` in the user's cache
+        directory.
+        """
+        if self.storage.local is not None:
+            return self.storage.local / "state"
+        told = os.environ.get(STATE_DIR_VARIABLE)
+        return (Path(told) if told else _cache()) / str(self.job()["id"])
+
+    @property
+    def spark_log(self) -> Path:
+        """Where Spark's console noise goes: always on a disk."""
+        if self.storage.local is not None:
+            return self.storage.local / "spark.log"
+        return self.state / "spark.log"
 
     # What the job is.
 
     def exists(self) -> bool:
-        return (self.path / "job.json").exists()
+        return self.storage.exists("job.json")
 
     def create(self, plan: Plan) -> dict[str, Any]:
         """Make a new job.  The directory must be absent or empty."""
         self._refuse_foreign()
-        for folder in _FOLDERS:
-            (self.path / folder).mkdir(parents=True, exist_ok=True)
-        job = {
+        if self.storage.local is not None:
+            for folder in _FOLDERS:
+                (self.storage.local / folder).mkdir(parents=True, exist_ok=True)
+        StepLog(self.log).create()
+        job: dict[str, Any] = {
             "format": FORMAT,
             "id": uuid.uuid4().hex,
             "flow": plan.name,
@@ -81,15 +117,17 @@ class JobDir:
             "operators": [describe(planned.node) for planned in plan.operators],
             "created": time.time(),
         }
-        record.create(self.path / "job.json", json.loads(json.dumps(job, default=str)))
+        job = json.loads(json.dumps(job, default=str))
+        record.create(self.storage, "job.json", job, _JOB)
         return job
 
     def job(self) -> dict[str, Any]:
         """The job's own record.  Raises JobDirError when the directory holds none."""
         try:
-            job: dict[str, Any] = record.read(self.path / "job.json")
-        except (FileNotFoundError, NotADirectoryError):
-            what = "is not a job directory (it has no job.json)" if self.path.exists() else "does not exist"
+            job: dict[str, Any] = record.read(self.storage, "job.json")
+        except FileNotFoundError:
+            there = self.storage.local.exists() if self.storage.local is not None else self.storage.list()
+            what = "is not a job directory (it has no job.json)" if there else "does not exist"
             raise JobDirError(
                 f"{self.path} {what}; `anabranch run FLOW.py --dir {self.path}` makes one"
             ) from None
@@ -102,14 +140,15 @@ class JobDir:
 
     def _refuse_foreign(self) -> None:
         """Refuse a directory that holds anything but what a coordinator that died at once has left."""
-        if self.exists() or not self.path.exists():
+        if self.exists():
             return
-        for path in self.path.iterdir():
-            ours = path.name in _BEFORE_JOB or path.name.startswith(".job.json.")
-            if not ours and not (path.name in _FOLDERS and path.is_dir() and not any(path.iterdir())):
+        for name in self.storage.list():
+            inside = [name + below for below in self.storage.list(name[:-1])] if name.endswith("/") else []
+            ours = name[:-1] in _FOLDERS if name.endswith("/") else False
+            if name not in _BEFORE_JOB and not (ours and set(inside) <= set(_BEFORE_JOB)):
                 raise JobDirError(
                     f"{self.path} is not empty and is not a job directory (it has no job.json, and has "
-                    f"{path.name!r}); choose another --dir, or empty it if you are sure"
+                    f"{name.rstrip('/')!r}); choose another --dir, or empty it if you are sure"
                 )
 
     def check_same_flow(self, plan: Plan) -> None:
@@ -146,97 +185,118 @@ class JobDir:
             JobDirError: another coordinator is at work, and is named; the directory is not a job's, or cannot
                 be written to.
         """
-        with self._open_lock() as file:
-            if not _lock_patiently(file):
-                file.seek(0)
-                raise JobDirError(
-                    f"{self.path} is being run by {file.read().strip() or 'another process'}; stop it first "
-                    f"with `anabranch stop {self.path}`"
-                )
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
-            yield self._next_epoch()
+        if self.storage.local is None:
+            self._refuse_foreign()
+            holder = lease.leased(self.storage)
+            if holder is not None:
+                raise lease.taken(self.path, holder["owner"])
+            epoch = self.next_epoch()
+            with lease.renewed(self.storage, epoch):
+                yield epoch
+            return
+        with lease.file_lock(self._lock_file(self.storage.local)):
+            self.storage.sweep()
+            yield self.next_epoch()
 
-    def _open_lock(self) -> IO[str]:
+    def _lock_file(self, directory: Path) -> Path:
         try:
             self._refuse_foreign()
-            self.path.mkdir(parents=True, exist_ok=True)
-            return open(self.path / "lock", "a+")
+            directory.mkdir(parents=True, exist_ok=True)
+            path = directory / lease.NAME
+            path.touch()
         except OSError as error:
             raise JobDirError(
                 f"{self.path} cannot be used as a job directory: {error.strerror}; choose another --dir"
             ) from error
+        return path
 
     def running(self) -> bool:
-        """Whether a coordinator holds the lock now."""
-        try:
-            with open(self.path / "lock") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        """Whether a coordinator is at work now, as far as its lock tells."""
+        if self.storage.local is None:
+            return lease.leased(self.storage) is not None
+        return lease.file_locked(self.storage.local / lease.NAME)
 
-    def _next_epoch(self) -> Epoch:
-        folder = self.path / "epochs"
-        folder.mkdir(exist_ok=True)
-        last = max((int(path.stem) for path in folder.glob("*.json")), default=0)
-        record.create(
-            folder / f"{last + 1:09d}.json",
-            {"epoch": last + 1, "process": os.getpid(), "host": socket.gethostname(), "started": time.time()},
-        )
+    def next_epoch(self) -> Epoch:
+        """Take an epoch of one's own; whoever holds an earlier one can write no more.
+
+        Raises:
+            JobDirError: another coordinator took it at the same moment.
+        """
+        last = max((int(name.partition(".")[0]) for name in self.storage.list("epochs")), default=0)
+        value = {
+            "epoch": last + 1,
+            "process": os.getpid(),
+            "host": socket.gethostname(),
+            "started": time.time(),
+        }
+        name = f"epochs/{last + 1:09d}.json"
+        try:
+            record.create(self.storage, name, value, _EPOCH)
+        except FileExistsError:
+            other = record.read(self.storage, name)
+            raise lease.taken(self.path, f"process {other['process']} on {other['host']}") from None
         return Epoch(last + 1)
 
     # Layouts.
 
     def layout(self) -> Layout | None:
         """The newest layout, or None in a new job."""
-        files = sorted((self.path / "layouts").glob("*.json"))
-        if not files and any(self.log.glob("*/*.commit")):
+        names = self.storage.list("layouts")
+        if not names and any(name.endswith("/") for name in self.log.list()):
             raise CorruptError(
-                f"{self.path / 'layouts'} is empty, but steps were committed; restore it from a backup of the job "
-                "directory"
+                f"{self.storage.where('layouts')} is empty, but steps were planned; restore it from a backup of the "
+                "job directory"
             )
-        return Layout.from_json(record.read(files[-1])["layout"]) if files else None
+        return (
+            Layout.from_json(record.read(self.storage, f"layouts/{names[-1]}")["layout"]) if names else None
+        )
 
     def write_layout(self, layout: Layout, step: int) -> None:
-        record.create(
-            self.path / "layouts" / f"{layout.version:09d}.json",
-            {"layout": layout.to_json(), "step": step, "time": time.time()},
-        )
+        value = {"layout": layout.to_json(), "step": step, "time": time.time()}
+        record.create(self.storage, f"layouts/{layout.version:09d}.json", value, _LAYOUT)
 
     # What is said, and what is wished.
 
     def write_status(self, status: dict[str, Any]) -> None:
-        record.replace(self.path / "status.json", status, durable=False)
+        record.replace(self.storage, "status.json", status, durable=False)
 
     def status(self) -> dict[str, Any]:
         try:
-            status: dict[str, Any] = record.read(self.path / "status.json")
-        except (FileNotFoundError, NotADirectoryError, CorruptError):
+            status: dict[str, Any] = record.read(self.storage, "status.json")
+        except (FileNotFoundError, CorruptError):
             return {"state": "new"}
         return status
 
+    def ask(self, wish: str) -> None:
+        """Leave a wish for the coordinator."""
+        self.storage.replace(f"control/{wish}", b"", durable=False)
+
+    def asked(self, wish: str) -> bool:
+        """Whether there is such a wish; in an object store, as of half a second ago."""
+        if self.storage.local is not None:
+            return self.storage.exists(f"control/{wish}")
+        now = time.monotonic()
+        looked, found = self._looked.get(wish, (-_LOOK_EVERY, False))
+        if now - looked >= _LOOK_EVERY:
+            found = self.storage.exists(f"control/{wish}")
+            self._looked[wish] = (now, found)
+        return found
+
+    def clear(self, wish: str) -> None:
+        """Take a wish away: it was fulfilled, or came too early."""
+        self.storage.delete(f"control/{wish}")
+        self._looked.pop(wish, None)
+
     def ask_to_stop(self) -> None:
-        (self.path / "control").mkdir(exist_ok=True)
-        (self.path / "control" / "stop").touch()
+        self.ask("stop")
 
     def stop_asked(self) -> bool:
-        return (self.path / "control" / "stop").exists()
+        return self.asked("stop")
 
     def clear_wishes(self) -> None:
-        (self.path / "control" / "stop").unlink(missing_ok=True)
+        for wish in self.storage.list("control"):
+            self.clear(wish)
 
 
-def _lock_patiently(file: IO[str]) -> bool:
-    """Take the lock; whoever only looks (`running`) holds it for a moment, and must not be taken for another run."""
-    for _ in range(_LOCK_TRIES):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOCK_PAUSE)
-        else:
-            return True
-    return False
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anabranch"

@@ -29,7 +29,7 @@ def run(
 
     Args:
         flow: what to run.
-        directory: the job directory; made if it does not exist.
+        directory: the job directory, or its URL in an object store; made if it does not exist.
         listener: told of every step.
         context: a Spark context to run on, made by `anabranch.spark.session.spark_context`; None starts one.
         settings: see `anabranch.runtime.settings.Settings`.
@@ -37,7 +37,5 @@ def run(
     Returns:
         What all committed steps add up to: `next_step`, `input_rows`, `output_rows`, `positions`.
     """
-    coordinator = Coordinator(
-        make_plan(flow), Path(directory), Settings(**settings), listener or Silent(), context
-    )
+    coordinator = Coordinator(make_plan(flow), directory, Settings(**settings), listener or Silent(), context)
     return coordinator.run()

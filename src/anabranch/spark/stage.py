@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -34,6 +33,7 @@ from anabranch.spark.crumbs import isolation
 from anabranch.spark.reads import without_lost
 from anabranch.spark.shards import StageState, run_with_state
 from anabranch.spark.spec import Assigned, Lost, Report, StepSpec
+from anabranch.storage import open_storage
 
 
 def run_stage(
@@ -296,7 +296,7 @@ class _StageRun:
             return
         frame = frame.with_columns(pl.lit(spec.step, pl.Int64).alias(STEP))
         file = f"step-{spec.step:012d}-stage-{self.stage:02d}-worker-{self.worker:04d}-try-{spec.epoch}.{spec.attempt}"
-        staged = sink.stage(frame, Path(spec.outputs_root) / name, file)
+        staged = sink.stage(frame, open_storage(spec.outputs_root).child(name), file)
         self.report.outputs.setdefault(name, []).append({**staged.to_json(), "hash": digest})
 
     # The exchange.

@@ -4,6 +4,6 @@ Knows errors and crash points.  Must not know what the bytes mean.
 """
 
 from anabranch.storage.base import Storage
-from anabranch.storage.opening import open_storage
+from anabranch.storage.opening import environment, is_url, open_storage
 
-__all__ = ["Storage", "open_storage"]
+__all__ = ["Storage", "environment", "is_url", "open_storage"]

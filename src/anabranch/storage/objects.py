@@ -37,7 +37,6 @@ _CREATE_TRIES = 3
 _WRITER = "writer"
 _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
-_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_")
 _S3_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -54,11 +53,6 @@ _S3_VARIABLES = (
     "AWS_SERVER_SIDE_ENCRYPTION",
     "AWS_SSE_KMS_KEY_ID",
 )
-
-
-def environment() -> dict[str, str]:
-    """The variables of this process that say how object stores are reached, for processes that lack them."""
-    return {name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)}
 
 
 class ObjectStorage(Storage):

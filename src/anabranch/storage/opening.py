@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from anabranch.errors import ConfigError
 from anabranch.storage.base import Storage
 from anabranch.storage.local import LocalStorage
+
+_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 
 
 def open_storage(where: str | os.PathLike[str]) -> Storage:
@@ -36,6 +39,16 @@ def open_storage(where: str | os.PathLike[str]) -> Storage:
     raise ConfigError(
         f"{text}: there is no storage for {parts.scheme}://; use a path, file:// or {', '.join(SCHEMES)}"
     )
+
+
+def environment(places: Iterable[str | None]) -> dict[str, str]:
+    """The variables of this process that say how the object stores among these places are reached.
+
+    For processes on other machines, and those that were started before the variables were set.
+    """
+    if not any(place is not None and is_url(place) for place in places):
+        return {}
+    return {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
 
 
 def is_url(where: str | os.PathLike[str]) -> bool:
