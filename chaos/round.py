@@ -116,6 +116,7 @@ class Round:
         can pass while it lives.
         """
         self._asleep += asleep
+        self.harvest.gather()
         self._wake = (len(self.harvest) + self.rng.randint(1, 2), time.monotonic() + self.rng.uniform(8, 15))
 
     def stop(self) -> None:
