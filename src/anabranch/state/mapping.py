@@ -2,8 +2,8 @@
 
 LMDB runs with WRITEMAP: it changes pages in the map itself.  Without it every page that a step touches is copied into
 memory of the process until the commit writes it: 100,000 keys at random among 10 million then cost 700 MB of
-memory, and a commit took 361 ms that takes 14 with it.  The price of WRITEMAP is that the kernel answers a write into a hole of the
-file, when the disk is full, by killing the process (SIGBUS).  So there are no holes:
+memory, and a commit took 361 ms that takes 14 with it.  The price of WRITEMAP is that the kernel answers a write
+into a hole of the file, when the disk is full, by killing the process (SIGBUS).  So there are no holes:
 
     MAP-1  Every byte that any process has mapped is allocated on disk before it is mapped.
     MAP-2  The file never becomes shorter than what any process has mapped.
