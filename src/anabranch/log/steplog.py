@@ -30,8 +30,8 @@ _FIRST_RECORD = "first.json"
 _PLAN = crash.declare_write("plan", "the plan record of a step is written")
 _COMMIT = crash.declare_write("commit", "the commit record of a step is written")
 _SNAPSHOT = crash.declare_write("snapshot", "a snapshot of the step log is written")
-_TRIM = crash.declare_write("trim", "the step log says which step is its first")
-_DELETED = crash.declare("trim.deleted", "in the middle of deleting a trimmed step's records")
+_TRIM = crash.declare_write("logtrim", "the step log says which step is its first")
+_DELETED = crash.declare("logtrim.deleted", "in the middle of deleting trimmed records of steps")
 
 
 @dataclass(slots=True)

@@ -195,8 +195,15 @@ class JobDir:
                 yield epoch
             return
         with lease.file_lock(self._lock_file(self.storage.local)):
-            self.storage.sweep()
+            self._sweep()
             yield self.next_epoch()
+
+    def _sweep(self) -> None:
+        """Remove halves of records that killed coordinators have left."""
+        for folder in ("", "epochs", "layouts", "log"):
+            self.storage.sweep(folder)
+        for folder in [name for name in self.log.list() if name.endswith("/")][-1:]:
+            self.log.sweep(folder[:-1])
 
     def _lock_file(self, directory: Path) -> Path:
         try:

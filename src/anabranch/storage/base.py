@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
+from anabranch import crash
 from anabranch.errors import ConfigError
 
 
@@ -102,6 +103,12 @@ class Storage(ABC):
 
     def __hash__(self) -> int:
         return hash(self.url)
+
+
+def passing(point: str, when: str) -> None:
+    """Come by a crash point of a write that has a name."""
+    if point:
+        crash.point(f"{point}.{when}")
 
 
 def checked(name: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from anabranch import crash
 from anabranch.errors import StorageFullError
-from anabranch.storage.base import Storage, checked, entries
+from anabranch.storage.base import Storage, checked, entries, passing
 
 _DURABLE: set[Path] = set()
 """Folders whose names this process knows to be durable."""
@@ -47,24 +47,24 @@ class LocalStorage(Storage):
 
     def create(self, name: str, data: bytes | memoryview, point: str = "") -> None:
         path = self._path(name)
-        crash.point(f"{point}.before")
+        passing(point, "before")
         with _full_disk(path):
             self._make(path.parent, durable=True)
             with _temporary(path, data, point, durable=True) as temporary:
                 os.link(temporary, path)
             sync_directory(path.parent)
-        crash.point(f"{point}.after")
+        passing(point, "after")
 
     def replace(self, name: str, data: bytes | memoryview, durable: bool = True, point: str = "") -> None:
         path = self._path(name)
-        crash.point(f"{point}.before")
+        passing(point, "before")
         with _full_disk(path):
             self._make(path.parent, durable=durable)
             with _temporary(path, data, point, durable=durable) as temporary:
                 os.replace(temporary, path)
             if durable:
                 sync_directory(path.parent)
-        crash.point(f"{point}.after")
+        passing(point, "after")
 
     def rename(self, name: str, new: str) -> None:
         """Give a file another name, in the place of any that has it; durable after `sync` of both folders.
@@ -156,7 +156,10 @@ def _temporary(path: Path, data: bytes | memoryview, point: str, *, durable: boo
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
-            crash.write(file, data, point)
+            if point:
+                crash.write(file, data, point)
+            else:
+                file.write(data)
             file.flush()
             if durable:
                 os.fsync(file.fileno())

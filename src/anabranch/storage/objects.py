@@ -22,9 +22,8 @@ import obstore
 from obstore import exceptions
 from obstore.store import from_url
 
-from anabranch import crash
 from anabranch.errors import AnabranchError, ConfigError, EngineError
-from anabranch.storage.base import Storage, checked, entries
+from anabranch.storage.base import Storage, checked, entries, passing
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -104,14 +103,14 @@ class ObjectStorage(Storage):
                 # It may have been written all the same; the next try will find out.
                 if not again:
                     raise
-        crash.point(f"{point}.after")
+        passing(point, "after")
 
     def replace(self, name: str, data: bytes | memoryview, durable: bool = True, point: str = "") -> None:
         path = self._path(name)
         _before(point)
         with self._errors(name, writing=True):
             obstore.put(self._store(), path, _flat(data))
-        crash.point(f"{point}.after")
+        passing(point, "after")
 
     def delete(self, *names: str) -> None:
         if names:
@@ -211,8 +210,8 @@ def _options(scheme: str, variables: Mapping[str, str]) -> tuple[tuple[str, str]
 
 def _before(point: str) -> None:
     # A put is whole or nothing: killed in its middle, it was not there.
-    crash.point(f"{point}.before")
-    crash.point(f"{point}.torn")
+    passing(point, "before")
+    passing(point, "torn")
 
 
 def _flat(data: bytes | memoryview) -> memoryview:
