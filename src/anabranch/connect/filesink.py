@@ -26,6 +26,7 @@ from anabranch import crash
 from anabranch.connect.sink import Sink, Staged
 from anabranch.errors import ConfigError, CorruptError
 from anabranch.storage import Storage, is_url, open_storage
+from anabranch.storage.ahead import read_ahead
 from anabranch.storage.local import LocalStorage
 
 STAGING = "_staging"
@@ -133,7 +134,7 @@ class FileSink(Sink):
     def read_each(self, root: Storage, files: Sequence[Staged]) -> list[pl.DataFrame]:
         """The frames in committed files."""
         place = self.place(root)
-        return [self._read_one(place, item) for item in files]
+        return list(read_ahead(place, lambda item: self._read_one(place, item), files))
 
     def _read_one(self, place: Storage, item: Staged) -> pl.DataFrame:
         path, final = self._name(place, item.path), self._name(place, item.final)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import polars as pl
 import pyarrow as pa
@@ -21,12 +20,12 @@ import pyarrow as pa
 from anabranch import crash
 from anabranch.errors import CorruptError, InputChangedError, JobDirError
 from anabranch.storage import Storage, record
+from anabranch.storage.ahead import read_ahead
 
 _HEADER = struct.Struct("<8sIIQ")
 _MAGIC = b"ABINPUT1"
 _FIRST = "first.json"
 _SUFFIX = ".segment"
-_AT_ONCE = 16
 
 _SEGMENT = crash.declare_write("segment", "rows of a source that cannot replay are recorded")
 _TRIM = crash.declare_write("inputtrim", "an input log says which row is its first")
@@ -72,15 +71,13 @@ def list_segments(log: Storage) -> list[tuple[int, int, int]]:
     kept = [name for name in names if _row_of(name) >= due]
     log.delete(*(name for name in names if name not in kept))
     found: list[tuple[int, int, int]] = []
-    with ThreadPoolExecutor(_AT_ONCE if log.local is None else 1) as pool:
-        for name, data in zip(kept, pool.map(lambda name: log.read(name, _HEADER.size), kept), strict=True):
-            _, rows, length = _header(log.where(name), data)
-            if _row_of(name) != due:
-                raise CorruptError(
-                    f"input log {log}: expected a segment that begins at row {due}, found {name}"
-                )
-            found.append((due, rows, _HEADER.size + length))
-            due += rows
+    headers = read_ahead(log, lambda name: log.read(name, _HEADER.size), kept)
+    for name, data in zip(kept, headers, strict=True):
+        _, rows, length = _header(log.where(name), data)
+        if _row_of(name) != due:
+            raise CorruptError(f"input log {log}: expected a segment that begins at row {due}, found {name}")
+        found.append((due, rows, _HEADER.size + length))
+        due += rows
     return found
 
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from anabranch import crash
 from anabranch.errors import CorruptError, Fenced, JobDirError
 from anabranch.model.ids import Epoch, PartitionId, RegionId, ShardId, Step
 from anabranch.storage import Storage, record
+from anabranch.storage.ahead import read_ahead
 
 SNAPSHOT_EVERY = 256
 _FIRST = Step(0)
@@ -147,8 +149,9 @@ class StepLog:
                 the flow afresh in silence.
         """
         progress = self._newest_snapshot()
-        while (commit := self.commit(progress.next_step)) is not None:
-            plan = self.plan(progress.next_step, Epoch(commit["epoch"]))
+        for commit, plan in read_ahead(self._storage, self._pair, count(progress.next_step)):
+            if commit is None:
+                break
             if plan is None:
                 raise CorruptError(
                     f"step log {self._storage}: step {progress.next_step} is committed but its plan is missing; "
@@ -157,6 +160,10 @@ class StepLog:
             progress.advance(plan, commit)
         self._check_end(progress.next_step)
         return progress
+
+    def _pair(self, step: int) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        commit = self.commit(Step(step))
+        return commit, None if commit is None else self.plan(Step(step), Epoch(commit["epoch"]))
 
     def _newest_snapshot(self) -> Progress:
         first = self.first
@@ -207,23 +214,20 @@ class StepLog:
         Raises:
             JobDirError: the log was trimmed beyond the step that was to come next, while it was read.
         """
-        step = max(first, self.first)
-        begun = False
-        while True:
-            commit = self.commit(step)
+        step = start = max(first, self.first)
+        for commit in read_ahead(self._storage, self.commit, map(Step, count(start))):
             if commit is None:
-                self._first = None
-                if self.first <= step:
-                    return
-                if begun:
-                    raise JobDirError(
-                        f"step log {self._storage}: step {step} was trimmed while the steps were read; read them again"
-                    )
-                step = self.first
-                continue
-            begun = True
+                break
             yield commit
             step = Step(step + 1)
+        self._first = None
+        if self.first <= step:
+            return
+        if step > start:
+            raise JobDirError(
+                f"step log {self._storage}: step {step} was trimmed while the steps were read; read them again"
+            )
+        yield from self.commits(self.first)
 
     def trim(self, before: Step, expire: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Delete the records of all steps below `before`, unless no snapshot at or beyond it can be read.
@@ -256,8 +260,7 @@ class StepLog:
         plans = [name for name in names if not name.endswith(".commit")]
         commits = [name for name in names if name.endswith(".commit")]
         if expire is not None:
-            for name in commits:
-                commit = self._read(name)
+            for commit in read_ahead(self._storage, self._read, commits):
                 if commit is not None:
                     expire(commit)
         self._storage.delete(*plans)
