@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--rounds", type=int, default=10, help="how many jobs (default: 10)")
     add("--first", type=int, default=0, help="number of the first round, to repeat one")
     add("--kills", type=int, help="stop after the round in which so many kills were reached")
-    add("--harms", type=int, default=20, help="actions in each round (default: 20)")
+    add("--harms", type=int, default=25, help="actions in each round (default: 25)")
     add("--actions", type=_actions, default=list(ACTIONS), help=f"among {','.join(ACTIONS)} (default: all)")
     add("--cluster", type=float, default=0.08, help="share of rounds on a cluster (default: 0.08)")
     add("--run-args", default="", help="more arguments for `anabranch run`")

@@ -82,17 +82,15 @@ def kill_executor(round_: Round) -> None:
 
 
 def ghosts(round_: Round) -> None:
-    """Everything but Python workers, which stand still and wake up, in the middle of a task, beside the next driver."""
-    asleep = round_.driver.workers()
-    spared = {process.pid for process in asleep}
-    for process in [round_.driver.top, *round_.driver.below()]:
-        if process.pid not in spared:
-            send(process, signal.SIGKILL)
-    # Only now: a group of processes that loses its last parent outside while a member sleeps gets a SIGHUP.
-    asleep = [process for process in asleep if send(process, signal.SIGSTOP)]
+    """The driver, while its JVM and Python workers stand still: they wake up, in the middle of a task, beside the next.
+
+    The JVM must sleep, too: when it died, the kernel would end the sleepers below it by SIGHUP.
+    """
+    asleep = [process for process in round_.driver.below() if send(process, signal.SIGSTOP)]
+    send(round_.driver.top, signal.SIGKILL)
     round_.driver.process.wait()
     round_.haunt(asleep)
-    round_.count("kills", f"killed everything but {len(asleep)} Python workers, which sleep")
+    round_.count("kills", f"killed the driver; {len(asleep)} processes below it sleep")
 
 
 # Orderly stops, and a second driver.

@@ -117,7 +117,7 @@ class Round:
         """
         self._asleep += asleep
         self.harvest.gather()
-        self._wake = (len(self.harvest) + self.rng.randint(1, 2), time.monotonic() + self.rng.uniform(8, 15))
+        self._wake = (len(self.harvest) + self.rng.randint(1, 2), time.monotonic() + self.rng.uniform(10, 20))
 
     def stop(self) -> None:
         """Stop the driver in an orderly way."""
@@ -211,7 +211,7 @@ class Round:
         raise Failed(f"the driver ended by itself with {self.driver.process.returncode}: {said}")
 
     def _wake_up(self) -> None:
-        woken = sum(send(process, signal.SIGCONT) for process in self._asleep)
+        woken = sum(send(process, signal.SIGCONT) for process in reversed(self._asleep))
         self._asleep = []
         self.tell(f"{woken} ghosts woke up")
 

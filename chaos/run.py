@@ -22,7 +22,7 @@ class Options:
     seed: int
     rounds: int
     actions: list[str]
-    harms: int = 20
+    harms: int = 25
     cluster: float = 0.08
     """The share of rounds that run on a cluster: starting one costs half a minute."""
     run_args: list[str] = field(default_factory=list)
