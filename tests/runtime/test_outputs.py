@@ -14,9 +14,18 @@ from written_job import written_job
 import anabranch as ab
 from anabranch.connect.sink import Sink
 from anabranch.errors import CorruptError, JobDirError
+from anabranch.log.steplog import StepLog
 from anabranch.model.ids import Step
 from anabranch.runtime.jobdir import JobDir
-from anabranch.runtime.outputs import changes, json_ready, output_names, table
+from anabranch.runtime.outputs import (
+    changes,
+    discard_attempts,
+    forget,
+    json_ready,
+    output_names,
+    publish,
+    table,
+)
 
 SCHEMA: dict[str, Any] = {"k": str, "n": int}
 STEPS: list[list[tuple[object, ...]]] = [
@@ -66,11 +75,51 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert output_names(job) == ["out", "dead_letters"]
     with pytest.raises(JobDirError, match=r"no output 'in'; it has out, dead_letters"):
         changes(job, "in")
-    next((tmp_path / "outputs" / "out").glob("step-2*")).unlink()
-    with pytest.raises(CorruptError, match=r"step-2.*missing"):
+    next((tmp_path / "outputs" / "out").glob("step-*2-try*")).unlink()
+    with pytest.raises(CorruptError, match=r"step-0*2-.*missing"):
         table(job, "out")
     with pytest.raises(JobDirError, match=r"does not exist"):
         table(JobDir(tmp_path / "no"), "out")
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "job") if request.param == "local" else request.getfixturevalue("object_url")
+
+
+def files_of(job: JobDir) -> list[int]:
+    """The steps of all files of the output."""
+    return [int(name.split("-")[1]) for name in job.outputs.list("out") if not name.endswith("/")]
+
+
+@pytest.mark.parametrize("sink", [ab.parquet(), ab.console()], ids=lambda s: s.kind)
+def test_what_is_forgotten_is_gone_and_the_rest_is_read(place: str, sink: Sink) -> None:
+    job = written_job(place, STEPS, SCHEMA, sink)
+    log = StepLog(job.log)
+    log.snapshot(log.load())
+    assert files_of(job) == [0, 2, 3]
+    for before, left in ((Step(1), [2, 3]), (Step(1), [2, 3]), (Step(3), [3]), (Step(2), [3])):
+        forget(job, {"out": sink}, log, before)
+        assert files_of(job) == left
+        assert sorted(set(changes(job, "out")["__step"])) == left
+    assert log.load().next_step == 4
+    forget(job, {"out": sink}, log, Step(4))
+    assert changes(job, "out").is_empty()
+    assert changes(job, "out").columns == ["k", "n", "__weight", "__step"]
+
+
+def test_attempts_that_no_record_names_are_discarded(place: str) -> None:
+    sink = ab.parquet()
+    job = written_job(place, STEPS, SCHEMA, sink)
+    before = changes(job, "out")
+    root = job.outputs.child("out")
+    for step in (3, 4):
+        sink.stage(before, root, f"step-{step:012d}-try-2.0")
+    discard_attempts(job, {"out": sink}, StepLog(job.log), Step(3))
+    assert files_of(job) == [0, 2, 3]
+    assert root.list("_staging") == []
+    assert changes(job, "out").equals(before)
+    publish(job, {"out": sink}, {"outputs": {}})
 
 
 def test_rows_as_json() -> None:

@@ -33,7 +33,7 @@ def written_job(
         if changed:
             frame = pl.DataFrame(changed, schema={**rows.schema, WEIGHT: pl.Int64()}, orient="row")
             frame = frame.with_columns(pl.lit(number, pl.Int64).alias(STEP))
-            staged = sink.stage(frame, jobdir.outputs.child("out"), f"step-{number}")
+            staged = sink.stage(frame, jobdir.outputs.child("out"), f"step-{number:012d}-try-1.0")
             sink.publish(jobdir.outputs.child("out"), [staged])
             outputs["out"] = {"rows": frame.height, "hash": 0, "files": [staged.to_json()]}
         commit = {
