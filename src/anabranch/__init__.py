@@ -20,8 +20,7 @@ from anabranch.connect.columns import choice, index, timestamps, uniform_float, 
 from anabranch.errors import AnabranchError, EngineError, FlowError, RecordError, UserError
 from anabranch.flow.stream import Flow, KeyedStream, Stream
 from anabranch.operators.aggregates import count, max, mean, min, sum  # noqa: A004
-
-__version__ = "0.1.0"
+from anabranch.version import __version__ as __version__
 
 __all__ = [
     "AnabranchError",

@@ -47,9 +47,16 @@ def test_incomplete_input_is_run_again_with_growing_pauses_then_recovered() -> N
 
 
 def test_the_second_death_in_a_step_isolates_once() -> None:
-    machine = Faults(Settings(retries=4))
-    kinds = [type(fail(machine, Kind.DIED)) for _ in range(8)]
-    assert kinds == [RetryStep, Isolate, RetryStep, RetryStep, Recover, RetryStep, RetryStep, RetryStep]
+    machine = Faults(Settings(retries=2, isolated_retries=5, pauses=Pauses(1.0, 60.0)))
+    commands = [fail(machine, Kind.DIED) for _ in range(6)]
+    assert commands[:5] == [
+        RetryStep(Attempt(1), 1.0),
+        Isolate(Attempt(2), 2.0),
+        RetryStep(Attempt(3), 1.0),
+        RetryStep(Attempt(4), 1.0),
+        RetryStep(Attempt(5), 1.0),
+    ]
+    assert isinstance(commands[5], GiveUp)
 
 
 def test_deaths_in_different_steps_do_not_isolate() -> None:
@@ -77,30 +84,18 @@ def test_what_would_end_the_same_way_is_not_tried_again(kind: Kind) -> None:
     assert fail(Faults(), kind, reason="a name is missing") == GiveUp("step 7: a name is missing")
 
 
-def test_full_storage_gets_time_and_is_never_recovered() -> None:
-    machine = Faults(Settings(retries=3, storage_pauses=Pauses(5.0, 60.0)))
-    commands = until_given_up(machine, Kind.STORAGE_FULL)
-    assert commands[:-1] == [
-        RetryStep(Attempt(1), 5.0),
-        RetryStep(Attempt(2), 10.0),
-        RetryStep(Attempt(3), 20.0),
-    ]
-    assert isinstance(commands[-1], GiveUp)
-    assert "Make room" in commands[-1].reason
-
-
 @pytest.mark.parametrize("kind", Kind)
 def test_a_fault_that_stays_ends(kind: Kind) -> None:
     rules = Settings()
     commands = until_given_up(Faults(rules), kind)
-    assert len(commands) <= (rules.recoveries + 1) * (rules.retries + 1)
+    assert len(commands) <= max((rules.recoveries + 1) * (rules.retries + 1), rules.isolated_retries + 1)
 
 
 def test_the_last_word_says_what_was_seen_and_for_how_long() -> None:
     machine = Faults(Settings(retries=1, recoveries=1))
-    last = until_given_up(machine, Kind.DIED)[-1]
+    last = until_given_up(machine, Kind.FAILED)[-1]
     assert isinstance(last, GiveUp)
-    assert "step 7: a task failed or its process died" in last.reason
+    assert "step 7: a task failed" in last.reason
     assert "No progress for 3 s in spite of 1 recoveries" in last.reason
     assert "4 × a task failed" in last.reason
 

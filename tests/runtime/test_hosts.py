@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.errors import ConfigError, JobDirError
-from anabranch.model.ids import HostId
+from anabranch.model.ids import HostId, ShardId
 from anabranch.model.layout import Layout
 from anabranch.runtime.hosts import starting_layout
 from anabranch.runtime.settings import Settings
@@ -44,7 +44,6 @@ def test_a_fixed_number_of_shards_stays() -> None:
     [
         (None, 3, {"workers": 2}, r"--workers 2: each of the 3 hosts needs a worker"),
         (None, 1, {"workers": 4, "shards": 3}, r"--shards 3: fewer than the 4 workers"),
-        ({"workers": 3, "shards": 8}, 3, {"workers": 2}, r"--workers 2: the job's state is on 3 hosts"),
         ({"workers": 3, "shards": 8}, 3, {"workers": 9}, r"--workers 9: the job has 8 shards"),
     ],
 )
@@ -56,10 +55,19 @@ def test_what_cannot_be(
         start(layout, hosts, **wanted)
 
 
-def test_other_hosts_are_refused() -> None:
-    before = start(None, 2, workers=2)
-    with pytest.raises(JobDirError, match=r"hosts \['host-0', 'host-1'\], this run has \['host-0'\]"):
-        start(before, 1)
+@pytest.mark.parametrize(("hosts", "workers"), [(1, 2), (3, 3), (4, 6), (2, 1)])
+def test_on_other_hosts_as_few_shards_move_as_can_be(hosts: int, workers: int) -> None:
+    before = start(None, 2, workers=2, shards=16)
+    after = start(before, hosts, workers=workers)
+    assert after.version == before.version + 1
+    assert len(after.workers) == workers
+    assert set(after.workers) == set(names(min(hosts, workers)))
+    gone = set(before.workers) - set(after.workers)
+    for shard, owner in enumerate(before.shards):
+        if before.workers[owner] in gone:
+            continue
+        # A shard leaves a host that stays only to fill one that came.
+        assert after.host_of_shard(ShardId(shard)) == before.workers[owner] or hosts > 2
 
 
 @settings(max_examples=100, deadline=None)

@@ -15,7 +15,7 @@ import pytest
 import anabranch as ab
 from anabranch.errors import CorruptError, JobDirError
 from anabranch.flow.plan import Plan, make_plan
-from anabranch.model.ids import Epoch, HostId
+from anabranch.model.ids import Epoch, HostId, Step
 from anabranch.model.layout import FixedSharding, initial_layout
 from anabranch.runtime.jobdir import JobDir
 from anabranch.storage import record
@@ -147,7 +147,7 @@ def test_a_half_deleted_job_is_not_started_anew(tmp_path: Path) -> None:
     jobdir = JobDir(tmp_path)
     with jobdir.locked():
         jobdir.create(plan())
-        jobdir.write_layout(initial_layout(2, [HostId("h")], FixedSharding(4)), 0)
+        jobdir.write_layout(initial_layout(2, [HostId("h")], FixedSharding(4)), Step(0), (0,) * 4)
     (tmp_path / "job.json").unlink()
     with pytest.raises(JobDirError, match=r"no job.json, and has 'layouts'"), jobdir.locked():
         pass
@@ -158,10 +158,10 @@ def test_layouts_are_kept(tmp_path: Path) -> None:
     with jobdir.locked():
         jobdir.create(plan())
     layout = initial_layout(2, [HostId("h")], FixedSharding(4))
-    jobdir.write_layout(layout, 0)
-    assert jobdir.layout() == layout
+    jobdir.write_layout(layout, Step(0), (0, 7, 0, 7))
+    assert jobdir.layout() == (layout, (0, 7, 0, 7))
     with pytest.raises(FileExistsError):
-        jobdir.write_layout(layout, 0)
+        jobdir.write_layout(layout, Step(0), (0,) * 4)
 
 
 def test_a_lost_layout_is_told(tmp_path: Path) -> None:

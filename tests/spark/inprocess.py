@@ -17,14 +17,15 @@ from anabranch.connect.source import Slice
 from anabranch.flow.plan import DEAD_LETTERS, Plan, make_plan
 from anabranch.flow.stream import Flow
 from anabranch.log.steplog import Progress
-from anabranch.model.ids import Attempt, Epoch, HostId, Step, WorkerId
+from anabranch.model.ids import Attempt, Epoch, HostId, ShardId, Step, WorkerId
 from anabranch.model.layout import FixedSharding, Layout, initial_layout
-from anabranch.runtime.coordinator import commit_record
+from anabranch.runtime.commit import commit_record
 from anabranch.runtime.planner import Planner
 from anabranch.spark.blob import decode
-from anabranch.spark.shards import create_shards
+from anabranch.spark.shards import identity
 from anabranch.spark.spec import Report, StepSpec
 from anabranch.spark.stage import run_stage
+from anabranch.state.store import ShardStore, shard_path
 from anabranch.storage import open_storage
 
 Tamper = Callable[[int, list[list[bytes]]], None]
@@ -45,8 +46,10 @@ class InProcess:
         self.planner = Planner(sources)
         for name, source in sources.items():
             source.start(open_storage(root / "inputs" / name))
-        for worker in range(workers):
-            create_shards(self.spec(Attempt(0), {}), WorkerId(worker))
+        spec = self.spec(Attempt(0), {})
+        for shard in map(ShardId, range(shards)):
+            host = self.root / "state" / self.layout.host_of_shard(shard)
+            ShardStore.create(shard_path(host, shard), identity(spec, shard))
 
     def spec(self, attempt: Attempt, slices: dict[str, list[Slice]]) -> StepSpec:
         return StepSpec(

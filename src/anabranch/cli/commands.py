@@ -8,10 +8,13 @@ import sys
 import time
 from argparse import Namespace
 from types import FrameType
+from typing import Any
 
 import polars as pl
 
+from anabranch.cli.checkpoints import checkpoint_lines
 from anabranch.cli.display import JsonDisplay, TextDisplay, human, plural
+from anabranch.cli.job import open_job
 from anabranch.cli.load import load_flow
 from anabranch.errors import ConfigError, JobDirError
 from anabranch.flow.plan import make_plan
@@ -22,6 +25,9 @@ from anabranch.runtime.outputs import changes, json_ready, output_names, table
 from anabranch.runtime.settings import Settings
 
 _SHOWN = 50
+_FORCE_PATIENCE = 5.0
+LIVE_STATES = ("starting", "recovering", "running", "idle", "stopping")
+"""States that only a running coordinator is in."""
 
 
 def run(options: Namespace) -> int:
@@ -41,6 +47,9 @@ def run(options: Namespace) -> int:
         until_idle=options.until_idle,
         steps=options.steps,
         ui=options.ui,
+        recovery_partitions=options.recovery_partitions,
+        retain_steps=options.retain_steps,
+        **_checkpoint_every(options.checkpoint_every),
     )
     display: JsonDisplay | TextDisplay = JsonDisplay() if options.json else TextDisplay()
     plan = make_plan(load_flow(options.flow, for_workers=True))
@@ -62,11 +71,24 @@ def run(options: Namespace) -> int:
     return 0
 
 
+def _checkpoint_every(given: list[tuple[str, float]] | None) -> dict[str, Any]:
+    if not given:
+        return {}
+    units = [unit for unit, _ in given]
+    if len(set(units)) < len(units) or ("never" in units and len(units) > 1):
+        raise ConfigError("--checkpoint-every: give a time, a number of steps or both, or never")
+    every = dict(given)
+    return {
+        "checkpoint_seconds": every.get("seconds"),
+        "checkpoint_steps": int(every["steps"]) if "steps" in every else None,
+    }
+
+
 def status(options: Namespace) -> int:
-    jobdir = _job(options.dir)
+    jobdir = open_job(options.dir)
     found = jobdir.status()
     running = jobdir.running()
-    if not running and found["state"] in ("starting", "running", "idle"):
+    if not running and found["state"] in LIVE_STATES:
         found["state"] = "died"
     if options.json:
         print(json.dumps({**found, "dir": str(jobdir.path)}, indent=2))
@@ -88,13 +110,19 @@ def status(options: Namespace) -> int:
         print(f"  process    {found['process']}, since {since}")
     for fault in found.get("faults", [])[-3:]:
         print(f"  fault      step {fault['step']}, attempt {fault['attempt']}: {fault['error']}")
+    for note in found.get("notes", [])[-3:]:
+        print(f"  note       {note['text']}")
+    if running and found.get("waiting_for"):
+        print(f"  waiting    for {found['waiting_for']}")
+    for line in checkpoint_lines(jobdir):
+        print(line)
     if found.get("error"):
         print(f"  error      {found['error']}")
     return 0
 
 
 def stop(options: Namespace) -> int:
-    jobdir = _job(options.dir)
+    jobdir = open_job(options.dir)
     was_running = jobdir.running()
     if was_running:
         _wait_until_stopped(jobdir, options)
@@ -102,29 +130,41 @@ def stop(options: Namespace) -> int:
     steps = found.get("steps", 0)
     if was_running and found["state"] == "failed":
         raise JobDirError(f"{jobdir.path} failed before it could stop: {found['error']}")
+    state = "stopped" if found["state"] in LIVE_STATES else found["state"]
     if options.json:
-        print(json.dumps({"was_running": was_running, "state": found["state"], "steps": steps}))
+        print(json.dumps({"was_running": was_running, "state": state, "steps": steps}))
     else:
         print(f"stopped after {plural(steps, 'step')}" if was_running else f"{jobdir.path} is not running")
     return 0
 
 
 def _wait_until_stopped(jobdir: JobDir, options: Namespace) -> None:
-    deadline = time.monotonic() + options.timeout
-    told = time.monotonic()
+    began = time.monotonic()
+    told = began
+    said = ""
     while jobdir.running():
         # Again and again: a coordinator that is just starting clears what it finds.
-        jobdir.ask_to_stop()
+        jobdir.ask("stop")
+        if options.force:
+            jobdir.ask("force")
         now = time.monotonic()
-        if now > deadline:
+        if options.force and now - began > _FORCE_PATIENCE:
+            jobdir.kill_holder()
+            return
+        if now - began > options.timeout:
             raise JobDirError(
-                f"{jobdir.path} has not stopped within {options.timeout:g} s; it is "
-                f"{jobdir.status()['state']} and will stop after the step under way"
+                f"{jobdir.path} has not stopped within {options.timeout:g} s; it is waiting for "
+                f"{_waiting_for(jobdir)}. `stop --force` stops it now and loses nothing"
             )
-        if now - told > 2 and not options.json:
-            sys.stderr.write("waiting for the step under way and for state to be synced …\n")
-            told = now
+        reason = _waiting_for(jobdir)
+        if not options.json and (now - told > 2 or (said and reason != said)):
+            sys.stderr.write(f"waiting for {reason} …\n")
+            told, said = now, reason
         time.sleep(0.05)
+
+
+def _waiting_for(jobdir: JobDir) -> str:
+    return jobdir.status().get("waiting_for") or "the step under way"
 
 
 def plan(options: Namespace) -> int:
@@ -134,7 +174,7 @@ def plan(options: Namespace) -> int:
 
 
 def output(options: Namespace) -> int:
-    jobdir = _job(options.dir)
+    jobdir = open_job(options.dir)
     if options.name is None:
         names = output_names(jobdir)
         print(json.dumps(names) if options.json else "\n".join(names))
@@ -162,9 +202,3 @@ def output(options: Namespace) -> int:
     part = f"{shown.height:,} of " if shown.height < frame.height else ""
     print(part + plural(frame.height, "change" if options.changes else "row"))
     return 0
-
-
-def _job(path: str) -> JobDir:
-    jobdir = JobDir(path)
-    jobdir.job()
-    return jobdir

@@ -17,6 +17,7 @@ from anabranch.runtime.observe import StepDone
 
 _LIVE_EVERY = 0.1
 _PLAIN_EVERY = 1.0
+_BAR = 20
 
 
 def _nothing() -> None:
@@ -64,6 +65,18 @@ class TextDisplay:
 
     def fault(self, step: Step, attempt: int, error: AnabranchError) -> None:
         self._say(f"step {step}, attempt {attempt} failed, trying again: {error}")
+
+    def replaying(self, step: Step, first: Step, end: Step) -> None:
+        done, all_steps = step - first, end - first
+        if self.live:
+            filled = done * _BAR // all_steps
+            bar = "█" * filled + "░" * (_BAR - filled)
+            self._show(f"recovering {bar} replaying step {step} of {first} to {end - 1}")
+        elif done == 0:
+            self._say(f"recovering: replaying steps {first} to {end - 1}")
+
+    def note(self, text: str) -> None:
+        self._say(text)
 
     def stopping(self, waiting_for: str) -> None:
         self._say(f"stopping: {waiting_for}")
@@ -120,6 +133,12 @@ class JsonDisplay:
 
     def fault(self, step: Step, attempt: int, error: AnabranchError) -> None:
         self._write(event="fault", step=step, attempt=attempt, error=f"{type(error).__name__}: {error}")
+
+    def replaying(self, step: Step, first: Step, end: Step) -> None:
+        self._write(event="replaying", step=step, first=first, end=end)
+
+    def note(self, text: str) -> None:
+        self._write(event="note", text=text)
 
     def stopping(self, waiting_for: str) -> None:
         self._write(event="stopping", waiting_for=waiting_for)

@@ -1,14 +1,15 @@
-"""`anabranch run | status | stop | plan | output`."""
+"""`anabranch run | status | steps | checkpoint | stop | plan | output`."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 
-from anabranch.cli import commands
+from anabranch.cli import checkpoints, commands, steps
 from anabranch.errors import AnabranchError
 
 
@@ -59,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     _status(verbs.add_parser("status", help="what a job is doing"))
+    _steps(verbs.add_parser("steps", help="which input went into which step, and what came out"))
+    _checkpoint(verbs.add_parser("checkpoint", help="make a checkpoint now, or list those there are"))
     _stop(verbs.add_parser("stop", help="stop a running job in an orderly way"))
     _plan(verbs.add_parser("plan", help="show a flow's stages, regions and fingerprint"))
     _output(verbs.add_parser("output", help="read an output of a job"))
@@ -85,6 +88,15 @@ def _run(parser: argparse.ArgumentParser) -> None:
     add("--step-ms", type=float, default=200.0, help="how long a step should last (default: 200)")
     add("--max-step-rows", type=int, default=20_000_000, help="most rows of a step (default: 20000000)")
     add("--max-step-mb", type=int, default=256, help="most megabytes of input of a step (default: 256)")
+    add(
+        "--checkpoint-every",
+        action="append",
+        metavar="30s|500steps|never",
+        type=_interval,
+        help="make a checkpoint when the last one is so old, in time or in steps; may be given twice (default: 30s)",
+    )
+    add("--recovery-partitions", type=int, help="parts of a checkpoint, for a new job (default: 32)")
+    add("--retain-steps", type=int, help="delete outputs of steps older than so many (default: keep all)")
     add("--until-idle", action="store_true", help="stop when all input there is has been read")
     add("--steps", type=int, help="stop after so many steps")
     add("--ui", action="store_true", help="keep Spark's web page reachable")
@@ -98,8 +110,28 @@ def _status(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=commands.status)
 
 
+def _steps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", help="job directory")
+    parser.add_argument("--first", type=int, help="begin with this step (default: the newest are shown)")
+    parser.add_argument("--limit", type=int, help="most steps to show (default: 20; with --json, all)")
+    parser.add_argument("--ranges", action="store_true", help="show all ranges, however many a step has")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line for each step")
+    parser.set_defaults(command=steps.steps)
+
+
+def _checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", help="job directory")
+    parser.add_argument("--list", action="store_true", help="only list the versions, with their storage")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait (default: 300)")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=checkpoints.checkpoint)
+
+
 def _stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dir", help="job directory")
+    parser.add_argument(
+        "--force", action="store_true", help="do not wait for a final checkpoint; nothing is lost"
+    )
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait (default: 300)")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=commands.stop)
@@ -120,6 +152,19 @@ def _output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, help="most rows to print (default: 50; with --json, all)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line for each row")
     parser.set_defaults(command=commands.output)
+
+
+def _interval(text: str) -> tuple[str, float]:
+    """`30s`, `5m`, `500steps` or `never` as (unit, count)."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|steps)", text)
+    if text != "never" and (found is None or float(found[1]) <= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 30s, 5m, 1h, 500steps or never")
+    if found is None:
+        return "never", 0.0
+    if found[2] == "steps" and "." in found[1]:
+        raise argparse.ArgumentTypeError(f"{text!r}: steps are whole")
+    scale = {"s": 1, "m": 60, "h": 3600, "steps": 1}[found[2]]
+    return ("steps" if found[2] == "steps" else "seconds"), float(found[1]) * scale
 
 
 def _setting(text: str) -> tuple[str, str]:

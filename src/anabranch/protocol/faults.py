@@ -2,27 +2,27 @@
 
 The rule
 --------
-- **The step died or its input was incomplete** (a task failed, a process was killed, a shuffle file was lost): nothing
-  of the step is visible and the state is there.  Run it again after a pause that doubles each time.
-- **It died again in the same step**: perhaps one record kills the process.  `Isolate` runs the step naming
-  records one by one, so that the culprit has a name; once for a step, because it is slow and finds it or not.
+- **A task failed, its process died, or its input was incomplete** (a process was killed, a shuffle file was lost):
+  nothing of the step is visible and the state is there.  Run it again after a pause that doubles each time.
+- **A process died again in the same step**: perhaps one record kills it.  From `Isolate` on the step is run naming
+  records one by one, at once and up to `isolated_retries` times: a record must kill twice to be blamed, and a step may
+  have several.  When that does not help, give up.
 - **`retries` failures of a step in one epoch**, or state that is **lost** (a shard that is not the expected one, a wrong
   or lost host) or **corrupt**: `Recover` from the newest version that all can open, under a new epoch.
   Attempts count from 0 again, as the fence does.
-- **Storage full**: run the step again, later and later, so that somebody can make room; then give up.  Going
-  back to a version would need more room, not less.
-- **The user's error, or fenced** (another coordinator has taken over): give up at once.  Again would end the same way.
+- **The user's error, full storage included, or fenced** (another coordinator has taken over): give up at once.  Again
+  would end the same way.
 - **`recoveries` without progress**: give up, and say what was seen.
 
 Progress is a committed step at or beyond the furthest one that failed.  Replay after a recovery is none:
 otherwise a step that always fails would be recovered for ever.
 
 Safety: **between two moments of progress there are at most `recoveries` + 1 epochs, and in each of them a step is
-run again at most `retries` times, so that a fault that stays ends in `GiveUp`.**
+run again at most `retries` times, or `isolated_retries` in isolation, so that a fault that stays ends in `GiveUp`.**
 
 Invariants that `validate` asserts:
 
-- FLT-1  no step has failed more than `retries` times in this epoch;
+- FLT-1  no step has failed more often in this epoch than its limit says;
 - FLT-2  there were at most `recoveries` since the last progress.
 """
 
@@ -39,20 +39,19 @@ from anabranch.protocol.pauses import Pauses
 class Kind(Enum):
     """What a fault was, as far as it matters for what to do."""
 
-    DIED = "a task failed or its process died"
+    FAILED = "a task failed"
+    DIED = "the process of a task died"
     INCOMPLETE_INPUT = "a stage did not get all that was sent to it"
     STATE_LOST = "a shard was not where or what it should be"
     HOST_LOST = "a host was lost"
     CORRUPT = "stored bytes were damaged"
-    STORAGE_FULL = "storage was full"
     USER_ERROR = "an error that the user can mend"
     FENCED = "a newer coordinator has taken over"
 
 
-_AGAIN = (Kind.DIED, Kind.INCOMPLETE_INPUT, Kind.STORAGE_FULL)
+_AGAIN = (Kind.FAILED, Kind.DIED, Kind.INCOMPLETE_INPUT)
 _NEVER = (Kind.USER_ERROR, Kind.FENCED)
 _PAUSES = Pauses(first=0.2, longest=10.0)
-_STORAGE_PAUSES = Pauses(first=5.0, longest=60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,9 @@ class Settings:
     recoveries: int = 3
     """How often without progress."""
     deaths_before_isolation: int = 2
+    isolated_retries: int = 50
+    """How often a step may fail in one epoch once it runs in isolation."""
     pauses: Pauses = _PAUSES
-    storage_pauses: Pauses = _STORAGE_PAUSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Faults:
                 return [self._decide(event)]
 
     def validate(self) -> None:
-        assert all(count <= self._settings.retries for count in self._attempts.values()), "FLT-1"
+        assert all(count <= self._limit(step) for step, count in self._attempts.items()), "FLT-1"
         assert self._recovered <= self._settings.recoveries, "FLT-2"
 
     def _forget(self) -> None:
@@ -159,19 +159,25 @@ class Faults:
         self._deaths[step] += fault.kind is Kind.DIED
         if fault.kind in _NEVER:
             return self._give_up(fault)
-        if fault.kind in _AGAIN and self._attempts[step] < rules.retries:
+        if fault.kind in _AGAIN and self._attempts[step] < self._limit(step):
             return self._again(fault)
-        if fault.kind is Kind.STORAGE_FULL or self._recovered == rules.recoveries:
+        # A new epoch does not mend a record either.
+        died_out = fault.kind is Kind.DIED and step in self._isolated
+        if died_out or self._recovered == rules.recoveries:
             return self._give_up(fault)
         pause = rules.pauses.after(self._recovered)
         self._recovered += 1
         self._attempts.clear()
         return Recover(pause)
 
+    def _limit(self, step: Step) -> int:
+        rules = self._settings
+        return rules.isolated_retries if step in self._isolated else rules.retries
+
     def _again(self, fault: Failed) -> Command:
         rules, step = self._settings, fault.step
-        pauses = rules.storage_pauses if fault.kind is Kind.STORAGE_FULL else rules.pauses
-        pause = pauses.after(self._attempts[step])
+        # In isolation it is the record that is waited for, and time does not mend it.
+        pause = rules.pauses.after(0 if step in self._isolated else self._attempts[step])
         self._attempts[step] += 1
         attempt = Attempt(self._attempts[step])
         if self._deaths[step] >= rules.deaths_before_isolation and step not in self._isolated:
@@ -185,12 +191,7 @@ class Faults:
             return GiveUp(reason)
         seen = ", ".join(f"{count} × {kind.value}" for kind, count in self._seen.items())
         lasted = fault.now - (fault.now if self._first is None else self._first)
-        advice = (
-            "Make room on the disk that the message names, then run again"
-            if fault.kind is Kind.STORAGE_FULL
-            else "When the cause is mended, run again"
-        )
         return GiveUp(
             f"{reason}. No progress for {lasted:.0f} s in spite of {self._recovered} recoveries; seen since then: "
-            f"{seen}. {advice}: nothing that was committed is lost."
+            f"{seen}. When the cause is mended, run again: nothing that was committed is lost."
         )

@@ -1,9 +1,10 @@
 """The step loop: plan, run, commit, publish; again.
 
-Theory of operation.  The coordinator is the only one that decides anything.  It cuts the next step out of the
-inputs, runs it as one Spark job while the plan record is being written, and creates the commit record.  A
-step that fails leaves nothing visible; it is run again, whole, under the next attempt number, and every
-shard that the failed attempt had written rolls itself back first.
+Theory of operation.  The coordinator is the only one that decides anything.  It brings all shards to one version of
+the state (`recovery`), replays what the step log has beyond it, and then cuts step after step out of the inputs: each
+runs as one Spark job while its plan record is being written, and ends with its commit record.  A step that
+fails leaves nothing visible; it is run again, whole, under the next attempt number, and every shard that the failed
+attempt had written rolls itself back first.  When state was lost, recovery begins anew, in a new epoch.
 
 Safety: for every step, either its commit record exists and all of its outputs and state are those of one
 complete attempt, or it does not exist and no reader can see any of it.
@@ -11,17 +12,16 @@ complete attempt, or it does not exist and no reader can see any of it.
 CO-1  A step's commit record is created after its plan record and all its staged files are durable.
 CO-2  Step n+1 starts after the commit record of n is durable.
 CO-3  The fence (epoch, step, attempt) grows with every job that may write.
+CO-4  A step that was committed is only ever run again to bring state back; its output is compared and thrown away.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +30,36 @@ from pyspark import SparkContext
 from anabranch.connect.sink import Sink
 from anabranch.connect.sinks import parquet
 from anabranch.connect.source import Slice
-from anabranch.errors import AnabranchError, EngineError, Fenced, UserError
+from anabranch.errors import AnabranchError, CorruptError, EngineError, UserError
 from anabranch.flow.plan import DEAD_LETTERS, Plan
+from anabranch.log.outputlog import OutputLog, Verdict
 from anabranch.log.steplog import SNAPSHOT_EVERY, Progress, StepLog
 from anabranch.model.ids import Attempt, Epoch, Step
-from anabranch.model.layout import Layout, with_partitions
-from anabranch.runtime.hosts import find_hosts, starting_layout, wait_for_hosts
-from anabranch.runtime.jobdir import JobDir
+from anabranch.model.layout import with_partitions
+from anabranch.protocol.fleet import Fleet
+from anabranch.runtime.attempts import Attempts, MustRecover
+from anabranch.runtime.checkpointer import Checkpointer
+from anabranch.runtime.commit import commit_record, sum_outputs
+from anabranch.runtime.jobdir import RECOVERY_PARTITIONS, JobDir
 from anabranch.runtime.observe import Listener, StepDone
 from anabranch.runtime.outputs import discard_attempts, publish
 from anabranch.runtime.planner import Backlog, Planner
+from anabranch.runtime.recovery import Recovery
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.sizing import StepSizer
+from anabranch.runtime.standing import Standing
 from anabranch.runtime.status import StatusBoard
+from anabranch.spark.asking import HostAsker
 from anabranch.spark.job import StepRunner
+from anabranch.spark.reads import check_reads, sum_reads
 from anabranch.spark.session import borrowed, spark_context
-from anabranch.spark.shards import create_shards, inspect_shards, sync_shards
-from anabranch.spark.spec import Report, StepSpec
+from anabranch.spark.shards import sync_shards
+from anabranch.spark.spec import Report
 from anabranch.storage import environment
 
 log = logging.getLogger(__name__)
 
 _POLL = 0.02
-_FIRST_PAUSE = 0.1
 _SEATS_KEPT = 4096
 """Input partitions that keep their worker while they have nothing to read."""
 
@@ -92,25 +99,24 @@ class Coordinator:
 
         Raises:
             UserError: something the user can mend; the job directory is as after the last committed step.
-            EngineError: a step failed `max_attempts` times.
+            EngineError: a fault that neither attempts nor recoveries could mend.
         """
         directory = self.jobdir
         if directory.exists():
             directory.check_same_flow(self.plan)
         with directory.locked() as epoch:
-            job = directory.job() if directory.exists() else directory.create(self.plan)
+            if not directory.exists():
+                directory.create(self.plan, self.settings.recovery_partitions or RECOVERY_PARTITIONS)
+            directory.check_partitions(self.settings.recovery_partitions)
             directory.clear_wishes()
             self.board = StatusBoard(directory, self.plan.name, epoch)
             try:
                 with self._spark() as context:
                     # Spark's Python processes may be on other machines, or older than these variables.
-                    places = [
-                        self.jobdir.path,
-                        *(sink.fingerprint().get("path") for sink in self.sinks.values()),
-                    ]
+                    places = [directory.path, *(s.fingerprint().get("path") for s in self.sinks.values())]
                     if shipped := environment(places):
                         context.environment.update(shipped)
-                    progress = _Run(self, context, job["id"], epoch).run()
+                    progress = _Run(self, context, epoch).run()
             except AnabranchError as error:
                 self.board.failed(error)
                 raise
@@ -136,69 +142,115 @@ class Coordinator:
 class _Run:
     """One coordinator's life on one Spark context."""
 
-    def __init__(self, coordinator: Coordinator, context: SparkContext, job: str, epoch: Epoch) -> None:
+    def __init__(self, coordinator: Coordinator, context: SparkContext, epoch: Epoch) -> None:
         self.co = coordinator
         self.context = context
-        self.job = job
-        self.epoch = epoch
         self.jobdir = coordinator.jobdir
+        self.planner = coordinator.planner
         self.log = StepLog(self.jobdir.log)
-        self.progress = self.log.load()
-        self.runner = StepRunner(context, coordinator.plan, placed=not coordinator.settings.embedded)
+        settings, plan = coordinator.settings, coordinator.plan
+        placed = not settings.embedded
+        self.runner = StepRunner(context, plan, placed)
+        self.attempts = Attempts(self.runner, context, settings, self._fault)
+        self.recovery = Recovery(plan, settings, self.jobdir, self.log, self.runner, context, self._note)
+        self.checkpointer = Checkpointer(
+            settings,
+            self.jobdir,
+            self.log,
+            self.planner.sources,
+            coordinator.sinks,
+            HostAsker(context, placed),
+            plan.fingerprint,
+            self.jobdir.job()["recovery_partitions"],
+            self._note,
+            self._waiting,
+        )
+        self.fleet = Fleet()
+        self.epoch = epoch
+        self.standing: Standing
+        self.outputs: OutputLog
         # Plan records are written, and outputs published, beside the Spark job of a step; each in order.
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="anabranch-plan")
         self.publisher = ThreadPoolExecutor(1, thread_name_prefix="anabranch-publish")
-        self.published: Future[None] | None = None
-        self.layout = self._settle_layout()
+        self.published: Future[Step] | None = None
 
     def run(self) -> Progress:
-        sources = self.co.planner.sources
+        sources = self.planner.sources
         try:
-            self._publish_last()
             for name, source in sources.items():
                 source.start(self.jobdir.input_log(name))
+            self._recover()
+            self._publish_last()
             self._loop()
-            self._await_published()
-            self.co.listener.stopping("syncing state to disk")
-            self._sync()
+            self._finish()
         except UserError:
-            # What is committed stays good over a power failure too, however long the user takes to mend the rest.
-            self._sync()
+            self._sync_quietly()
             raise
         finally:
             for source in sources.values():
                 source.close()
             self.writer.shutdown()
             self.publisher.shutdown()
+            self.checkpointer.close()
             self.runner.close()
-        return self.progress
+        return self.standing.progress
 
-    def _sync(self) -> None:
-        self.runner.on_workers(self._spec(Attempt(0), {}), sync_shards)
-        self.log.snapshot(self.progress)
+    # Starting, and starting again.
 
-    # Starting.
+    def _recover(self) -> None:
+        """Bring the state to the end of the step log, however often that takes."""
+        while True:
+            try:
+                self.standing, manifests = self.recovery.open(self.fleet, self.epoch)
+                self.epoch = self.standing.epoch
+                end = self.log.load()
+                self.outputs = OutputLog(self.log, self.log.first, end.next_step)
+                self.checkpointer.begin(self.standing, manifests)
+                self._replay(end.next_step)
+                break
+            except MustRecover:
+                pass
+            except EngineError as error:
+                if not hasattr(self, "standing"):
+                    raise
+                self._fault(self.standing.progress.next_step, 0, error)
+                self.attempts.failed(error, self.standing)
+            self._next_epoch()
+        self.checkpointer.begin(self.standing, manifests)
+        self.co.listener.started(self.standing.layout, self.standing.progress)
+        self.co.board.started(self.standing.layout, self.standing.progress)
 
-    def _settle_layout(self) -> Layout:
-        before = self.jobdir.layout()
-        hosts = find_hosts(self.context, self.co.settings, before)
-        self.layout = layout = starting_layout(hosts, self.co.settings, before)
-        spec = self._spec(Attempt(0), {})
-        if before is None:
-            self.runner.on_workers(spec, create_shards)
-        else:
-            regions = [p.region for p in self.co.plan.operators if p.region is not None]
-            self.runner.on_workers(spec, partial(inspect_shards, regions=sorted(set(regions))))
-        if layout is not before:
-            # Written last: a crash before this leaves empty shards, which creating them again accepts.
-            self.jobdir.write_layout(layout, self.progress.next_step)
-        self.co.listener.started(layout, self.progress)
-        self.co.board.started(layout, self.progress)
-        return layout
+    def _next_epoch(self) -> None:
+        self.checkpointer.abandon()
+        self.runner.forget_handles()
+        self.epoch = self.jobdir.next_epoch()
+
+    def _replay(self, end: Step) -> None:
+        """Run committed steps again, from where the state is to the end of the log (CO-4)."""
+        progress = self.standing.progress
+        first = progress.next_step
+        while progress.next_step < end:
+            step = progress.next_step
+            self.co.listener.replaying(step, first, end)
+            commit = self.log.commit(step)
+            plan = None if commit is None else self.log.plan(step, Epoch(commit["epoch"]))
+            if commit is None or plan is None:
+                raise CorruptError(
+                    f"step {step} must be replayed, but its record in {self.jobdir.log.url} is gone; restore it from a "
+                    "backup of the job directory"
+                )
+            slices = {
+                name: [Slice.from_json(piece) for piece in many] for name, many in plan["slices"].items()
+            }
+            reports = self._attempt(slices, commit)
+            check_reads(commit["reads"], sum_reads(reports), step)
+            self.outputs.judge(step, sum_outputs(reports))
+            progress.advance(plan, commit)
+            self.fleet.step_done(step)
 
     def _publish_last(self) -> None:
         """Finish what a coordinator that died between commit and publish left, and clear failed attempts' files."""
-        last = Step(max(0, self.progress.next_step - 1))
+        last = Step(max(0, self.standing.progress.next_step - 1))
         commit = self.log.commit(last)
         if commit is not None:
             publish(self.jobdir, self.co.sinks, commit)
@@ -208,34 +260,48 @@ class _Run:
 
     def _loop(self) -> None:
         steps = 0
-        idle_since: float | None = None
         while not self.co.must_stop(steps):
-            backlog = self.co.planner.backlog(self.progress.positions)
-            if not backlog:
-                if self.co.settings.until_idle and not self.co.planner.pending():
-                    return
-                if idle_since is None:
-                    idle_since = time.monotonic()
-                    self.co.listener.idle(self.progress)
-                self.co.board.idle(self.progress)
+            self._poll()
+            backlog = self.planner.backlog(self.standing.progress.positions)
+            if backlog:
+                try:
+                    self._step(backlog)
+                    steps += 1
+                except MustRecover:
+                    self._next_epoch()
+                    self._recover()
+            elif self.co.settings.until_idle and not self.planner.pending():
+                return
+            else:
+                self.co.listener.idle(self.standing.progress)
+                self.co.board.idle(self.standing.progress)
                 time.sleep(_POLL)
-                continue
-            idle_since = None
-            self._step(backlog)
-            steps += 1
+
+    def _poll(self) -> None:
+        """What goes on beside the steps."""
+        if self.published is not None and self.published.done():
+            self._await_published()
+        if self.jobdir.asked("checkpoint"):
+            self.checkpointer.ask(self.standing)
+        self.checkpointer.poll(self.standing)
+        self.co.board.checkpoints(self.checkpointer.summary())
 
     def _step(self, backlog: Backlog) -> None:
         started = time.monotonic()
         settings = self.co.settings
-        workers = len(self.layout.workers)
+        workers = len(self.standing.layout.workers)
         self._seat_partitions(backlog)
-        slices = self.co.planner.cut(backlog, self.co.sizer.next_rows(), settings.max_step_bytes, workers)
-        recorded = self.writer.submit(self._write_plan, slices)
-        reports = self._attempts(slices, recorded)
-        ran = time.monotonic()
-        commit = self._commit(slices, reports, recorded, ran - started)
+        slices = self.planner.cut(backlog, self.co.sizer.next_rows(), settings.max_step_bytes, workers)
+        recorded = self.writer.submit(self._write_plan, slices, self.standing)
+        try:
+            reports = self._attempt(slices)
+        except BaseException:
+            recorded.cancel()
+            raise
+        commit = self._commit(slices, reports, recorded, time.monotonic() - started)
         # Readers see the step from here on; giving its files their final names can go on beside the next one.
-        self.published = self.publisher.submit(publish, self.jobdir, self.co.sinks, commit)
+        self.published = self.publisher.submit(self._publish, commit)
+        self.checkpointer.committed(self.standing, sum(report.undo_bytes for report in reports))
         ended = time.monotonic()
         self.co.sizer.observe(commit["input_rows"], ended - started)
         done = StepDone(
@@ -248,8 +314,8 @@ class _Run:
             backlog_bytes=max(0, backlog.size - sum(p.size for many in slices.values() for p in many)),
             workers=workers,
         )
-        self.co.board.step(done, self.progress)
-        self.co.listener.step(done, self.progress)
+        self.co.board.step(done, self.standing.progress)
+        self.co.listener.step(done, self.standing.progress)
 
     def _seat_partitions(self, backlog: Backlog) -> None:
         """Give each input partition a worker.
@@ -257,109 +323,87 @@ class _Run:
         Who reads a slice does not change a result, and files come and go by the thousand, so this is not a new
         version of the layout and is not recorded.
         """
+        layout = self.standing.layout
         waiting = {(name, one.partition) for name, many in backlog.available.items() for one in many}
-        if waiting <= self.layout.inputs.keys():
+        if waiting <= layout.inputs.keys():
             return
-        seated = waiting if len(self.layout.inputs) > _SEATS_KEPT else waiting | self.layout.inputs.keys()
-        inputs = with_partitions(self.layout, dict.fromkeys(sorted(seated))).inputs
-        self.layout = replace(self.layout, inputs=inputs)
+        seated = waiting if len(layout.inputs) > _SEATS_KEPT else waiting | layout.inputs.keys()
+        inputs = with_partitions(layout, dict.fromkeys(sorted(seated))).inputs
+        self.standing.layout = replace(layout, inputs=inputs)
 
-    def _attempts(self, slices: dict[str, list[Slice]], recorded: Future[None]) -> list[Report]:
-        """Run the step until an attempt succeeds."""
-        attempt = 0
-        while True:
-            try:
-                return self.runner.run(self._spec(Attempt(attempt), slices))
-            except (UserError, Fenced):
-                recorded.cancel()
-                raise
-            except EngineError as error:
-                attempt += 1
-                self.co.board.fault(self.progress.next_step, attempt, error)
-                self.co.listener.fault(self.progress.next_step, attempt, error)
-                if attempt >= self.co.settings.max_attempts:
-                    raise EngineError(
-                        f"step {self.progress.next_step} failed {attempt} times; the last time: {error}"
-                    ) from error
-                time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
-                wait_for_hosts(self.context, self.co.settings, self.layout)
-                self.runner.forget_handles()
+    def _attempt(
+        self, slices: dict[str, list[Slice]], replayed: dict[str, Any] | None = None
+    ) -> list[Report]:
+        step = self.standing.progress.next_step
+        work = self.planner.assign(slices, self.standing.layout)
+        self.fleet.step_began(step)
+        return self.attempts.run(self.standing, work, replayed)
 
-    def _spec(self, attempt: Attempt, slices: dict[str, list[Slice]]) -> StepSpec:
-        settings = self.co.settings
-        step = self.progress.next_step
-        return StepSpec(
-            job=self.job,
-            epoch=self.epoch,
-            step=step,
-            attempt=attempt,
-            layout=replace(self.layout, inputs={}),
-            incarnations=(0,) * len(self.layout.shards),
-            markers=self.progress.markers,
-            work=self.co.planner.assign(slices, self.layout),
-            state_root=settings.state_dir or str(self.jobdir.state),
-            outputs_root=self.jobdir.outputs.url,
-            keep_undo_from=Step(max(0, step - 1)),
-        )
+    def _fault(self, step: int, attempt: int, error: AnabranchError) -> None:
+        self.co.board.fault(Step(step), attempt, error)
+        self.co.listener.fault(Step(step), attempt, error)
 
     # Committing.
 
-    def _write_plan(self, slices: dict[str, list[Slice]]) -> None:
+    def _write_plan(self, slices: dict[str, list[Slice]], standing: Standing) -> None:
         described = {name: [piece.to_json() for piece in pieces] for name, pieces in slices.items()}
-        self.log.write_plan(self.progress.next_step, self.epoch, described, self.layout.version)
+        self.log.write_plan(standing.progress.next_step, standing.epoch, described, standing.layout.version)
 
     def _commit(
         self, slices: dict[str, list[Slice]], reports: list[Report], recorded: Future[None], seconds: float
     ) -> dict[str, Any]:
-        commit = commit_record(self.progress.next_step, self.epoch, self.layout, reports, seconds)
+        standing, progress = self.standing, self.standing.progress
+        step = progress.next_step
+        commit = commit_record(step, standing.epoch, standing.layout, reports, seconds)
+        if self.outputs.judge(step, commit["outputs"]) is not Verdict.APPEND:
+            raise EngineError(f"step {step} was planned anew, but the log has it already")
         recorded.result()
         # At most one step is committed and not yet published: the one that a restart publishes again.
         self._await_published()
-        self.log.write_commit(self.progress.next_step, commit)
+        self.log.write_commit(step, commit)
+        self.outputs.appended()
         described = {name: [piece.to_json() for piece in pieces] for name, pieces in slices.items()}
-        self.progress.advance({"slices": described}, commit)
-        if self.progress.next_step % SNAPSHOT_EVERY == 0:
-            self.log.snapshot(self.progress)
+        progress.advance({"slices": described}, commit)
+        self.fleet.step_done(step)
+        self.attempts.progressed(standing)
+        if progress.next_step % SNAPSHOT_EVERY == 0:
+            self.log.snapshot(progress)
         return commit
 
     def _await_published(self) -> None:
         published, self.published = self.published, None
         if published is not None:
-            published.result()
+            self.checkpointer.published(published.result(), self.standing)
 
+    def _publish(self, commit: dict[str, Any]) -> Step:
+        publish(self.jobdir, self.co.sinks, commit)
+        return Step(commit["step"])
 
-def commit_record(
-    step: Step, epoch: Epoch, layout: Layout, reports: list[Report], seconds: float
-) -> dict[str, Any]:
-    """What one complete attempt of a step adds up to."""
-    outputs: dict[str, dict[str, Any]] = {}
-    touched: dict[str, list[int]] = {}
-    for report in sorted(reports, key=lambda report: (report.stage, report.worker)):
-        for name, files in report.outputs.items():
-            output = outputs.setdefault(name, {"rows": 0, "hash": 0, "files": []})
-            for file in files:
-                output["rows"] += file["rows"]
-                output["hash"] = (output["hash"] + file["hash"]) % (1 << 64)
-                output["files"].append({key: file[key] for key in ("path", "final", "rows", "size")})
-        for region, shards in report.touched.items():
-            touched.setdefault(region, []).extend(shards)
-    return {
-        "step": step,
-        "epoch": epoch,
-        "layout": layout.version,
-        "time": time.time(),
-        "seconds": round(seconds, 6),
-        "input_rows": sum(rows for report in reports for rows in report.input_rows.values()),
-        "inputs": _sum_by_name(reports, lambda report: report.input_rows),
-        "outputs": outputs,
-        "touched": {region: sorted(shards) for region, shards in touched.items()},
-        "dead_letters": sum(report.dead_letters for report in reports),
-    }
+    # Stopping.
 
+    def _finish(self) -> None:
+        self.fleet.ask_stop()
+        self._await_published()
+        if self.checkpointer.finish(self.standing, lambda: self.jobdir.asked("force")):
+            self._waiting("state to be synced to disk")
+            self._sync()
 
-def _sum_by_name(reports: list[Report], of: Callable[[Report], dict[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for report in reports:
-        for name, count in of(report).items():
-            sums[name] = sums.get(name, 0) + count
-    return sums
+    def _waiting(self, reason: str) -> None:
+        self.co.board.waiting(reason)
+        self.co.listener.stopping(f"waiting for {reason}")
+
+    def _note(self, text: str) -> None:
+        self.co.board.note(text)
+        self.co.listener.note(text)
+
+    def _sync(self) -> None:
+        self.runner.on_workers(self.standing.spec(Attempt(0)), sync_shards)
+        self.log.snapshot(self.standing.progress)
+
+    def _sync_quietly(self) -> None:
+        """After a user's error: what is committed stays good over a power failure too, however long she takes."""
+        if hasattr(self, "standing"):
+            try:
+                self._sync()
+            except EngineError as error:
+                log.warning("could not sync state error=%s", error)

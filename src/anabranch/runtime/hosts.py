@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -10,12 +11,14 @@ from pyspark import SparkContext
 
 from anabranch.errors import ConfigError, JobDirError
 from anabranch.model.ids import HostId, LayoutVersion, WorkerId
-from anabranch.model.layout import DynamicSharding, FixedSharding, Layout, initial_layout
+from anabranch.model.layout import DynamicSharding, FixedSharding, Layout, initial_layout, rescale
 from anabranch.runtime.settings import Settings
 from anabranch.spark.placement import executor_hosts
 
+log = logging.getLogger(__name__)
+
 _SETTLE = 1.0
-_PATIENCE = 60.0
+_PATIENCE = 30.0
 
 
 def find_hosts(context: SparkContext, settings: Settings, before: Layout | None) -> list[HostId]:
@@ -25,14 +28,21 @@ def find_hosts(context: SparkContext, settings: Settings, before: Layout | None)
             return sorted(set(before.workers))
         return [HostId(f"host-{number}") for number in range(settings.hosts or 1)]
     wanted = set(before.workers) if before is not None else set()
-    return [HostId(host) for host in _wait_for_executors(context, wanted)]
+    hosts = _wait_for_executors(context, wanted)
+    if not hosts:
+        raise ConfigError(
+            f"the Spark cluster gave no executors within {_PATIENCE:.0f} s; is a worker running there?"
+        )
+    if lost := sorted(wanted - set(hosts)):
+        log.warning("hosts are gone, going on without them hosts=%s", ",".join(lost))
+    return [HostId(host) for host in hosts]
 
 
 def starting_layout(hosts: Sequence[HostId], settings: Settings, before: Layout | None) -> Layout:
-    """The job's first layout, or its last one with as many workers as are wanted now.
+    """The job's first layout, or the one that follows its last one for the workers and hosts there are now.
 
-    Shards stay on the host that has them; between workers of one host a shard changes its owner without a
-    byte being copied.
+    On the same hosts shards stay where they are: between workers of one host a shard changes its owner without
+    a byte being copied.  On other hosts as few move as can be, and are rebuilt there from a checkpoint.
     """
     if before is None:
         workers = settings.workers or max(len(hosts), os.cpu_count() or 1)
@@ -46,33 +56,31 @@ def starting_layout(hosts: Sequence[HostId], settings: Settings, before: Layout 
         raise JobDirError(
             f"--shards {settings.shards}: the job was made with {len(before.shards)} shards, and they stay"
         )
-    if set(hosts) != set(before.workers):
-        raise JobDirError(
-            f"the job's state is on the hosts {sorted(set(before.workers))}, this run has {sorted(hosts)}; "
-            "start it on the same hosts"
-        )
-    workers = settings.workers or len(before.workers)
-    if workers == len(before.workers):
-        return before
-    return _same_hosts(before, workers)
-
-
-def wait_for_hosts(context: SparkContext, settings: Settings, layout: Layout) -> None:
-    """After a fault: wait until every host of the layout has an executor; Spark starts lost ones anew."""
-    if not settings.embedded:
-        _wait_for_executors(context, set(layout.workers))
-
-
-def _same_hosts(before: Layout, workers: int) -> Layout:
-    hosts = sorted(set(before.workers))
-    if workers < len(hosts):
-        raise ConfigError(
-            f"--workers {workers}: the job's state is on {len(hosts)} hosts, and each needs a worker"
-        )
+    workers = settings.workers or max(len(before.workers), len(hosts))
     if workers > len(before.shards):
         raise ConfigError(
             f"--workers {workers}: the job has {len(before.shards)} shards, so at most as many workers"
         )
+    same = set(hosts) == set(before.workers)
+    if same and workers == len(before.workers):
+        return before
+    if same and workers >= len(hosts):
+        return _same_hosts(before, workers)
+    return rescale(before, workers, list(hosts)[:workers], FixedSharding(len(before.shards)))
+
+
+def wait_for_hosts(context: SparkContext, settings: Settings, layout: Layout) -> bool:
+    """After a fault: wait for every host of the layout to have an executor; Spark starts lost ones anew.
+
+    Returns:
+        Whether they all have.
+    """
+    wanted = set(layout.workers)
+    return settings.embedded or wanted <= set(_wait_for_executors(context, wanted))
+
+
+def _same_hosts(before: Layout, workers: int) -> Layout:
+    hosts = sorted(set(before.workers))
     placed = [hosts[worker * len(hosts) // workers] for worker in range(workers)]
     shards: list[WorkerId] = [WorkerId(0)] * len(before.shards)
     for host in hosts:
@@ -84,7 +92,8 @@ def _same_hosts(before: Layout, workers: int) -> Layout:
 
 
 def _wait_for_executors(context: SparkContext, wanted: set[HostId]) -> list[str]:
-    """The executors' machines, once all wanted are there, or the number has stopped growing."""
+    """The executors' machines, once all wanted are there, or, with none wanted, the number has stopped growing; or as
+    many as there are when patience ends."""
     deadline = time.monotonic() + _PATIENCE
     hosts: list[str] = []
     changed = time.monotonic()
@@ -96,11 +105,4 @@ def _wait_for_executors(context: SparkContext, wanted: set[HostId]) -> list[str]
         if (wanted and wanted <= set(hosts)) or (settled and not wanted):
             return hosts
         time.sleep(0.1)
-    if wanted:
-        raise JobDirError(
-            f"the job's state is on the hosts {sorted(wanted)}; after {_PATIENCE:.0f} s the cluster has executors "
-            f"on {hosts} only"
-        )
-    raise ConfigError(
-        f"the Spark cluster gave no executors within {_PATIENCE:.0f} s; is a worker running there?"
-    )
+    return hosts

@@ -21,25 +21,28 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch import crash
 from anabranch.errors import CorruptError, JobDirError
 from anabranch.flow.plan import Plan, describe
 from anabranch.log.steplog import StepLog
-from anabranch.model.ids import Epoch
+from anabranch.model.ids import Epoch, Step
 from anabranch.model.layout import Layout
 from anabranch.runtime import lease
 from anabranch.spark.spec import STATE_DIR_VARIABLE
 from anabranch.storage import Storage, open_storage, record
 
 FORMAT = 1
+RECOVERY_PARTITIONS = 32
+"""Of a new job that is told nothing."""
 _FOLDERS = ("epochs", "layouts", "log", "checkpoints", "inputs", "outputs", "state", "control")
 _BEFORE_JOB = ("lock", "epochs/", "log/first.json")
 """What a coordinator makes before it knows whether the job exists."""
@@ -49,6 +52,14 @@ _LOOK_EVERY = 0.5
 _JOB = crash.declare_write("job", "the record of a new job is written")
 _EPOCH = crash.declare_write("epoch", "a coordinator takes its epoch")
 _LAYOUT = crash.declare_write("layout", "a layout is written")
+
+
+class LayoutRecord(NamedTuple):
+    """Who has what, and which copy of each shard counts."""
+
+    layout: Layout
+    incarnations: tuple[int, ...]
+    """Of each shard: the epoch in which it was last rebuilt, 0 for one that never was."""
 
 
 class JobDir:
@@ -102,7 +113,7 @@ class JobDir:
     def exists(self) -> bool:
         return self.storage.exists("job.json")
 
-    def create(self, plan: Plan) -> dict[str, Any]:
+    def create(self, plan: Plan, recovery_partitions: int = RECOVERY_PARTITIONS) -> dict[str, Any]:
         """Make a new job.  The directory must be absent or empty."""
         self._refuse_foreign()
         if self.storage.local is not None:
@@ -115,6 +126,7 @@ class JobDir:
             "flow": plan.name,
             "fingerprint": plan.fingerprint,
             "operators": [describe(planned.node) for planned in plan.operators],
+            "recovery_partitions": recovery_partitions,
             "created": time.time(),
         }
         job = json.loads(json.dumps(job, default=str))
@@ -150,6 +162,14 @@ class JobDir:
                     f"{self.path} is not empty and is not a job directory (it has no job.json, and has "
                     f"{name.rstrip('/')!r}); choose another --dir, or empty it if you are sure"
                 )
+
+    def check_partitions(self, wanted: int | None) -> None:
+        """Refuse another number of recovery partitions than the job was made with."""
+        made = self.job()["recovery_partitions"]
+        if wanted is not None and wanted != made:
+            raise JobDirError(
+                f"--recovery-partitions {wanted}: the job was made with {made}, and they stay; leave the flag out"
+            )
 
     def check_same_flow(self, plan: Plan) -> None:
         """Refuse a flow whose graph is not the one that the job's state belongs to."""
@@ -223,6 +243,25 @@ class JobDir:
             return lease.leased(self.storage) is not None
         return lease.file_locked(self.storage.local / lease.NAME)
 
+    def kill_holder(self) -> None:
+        """Kill the coordinator at work.  Raises JobDirError when it is on another machine."""
+        holder = lease.holder(self.storage)
+        if holder is None:
+            return
+        process, host = holder
+        if host != socket.gethostname():
+            raise JobDirError(
+                f"{self.path} is being run by process {process} on {host}; kill it there, nothing is lost"
+            )
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            raise JobDirError(
+                f"{self.path} is being run by process {process} of another user; it is theirs to stop"
+            ) from None
+
     def next_epoch(self) -> Epoch:
         """Take an epoch of one's own; whoever holds an earlier one can write no more.
 
@@ -246,7 +285,7 @@ class JobDir:
 
     # Layouts.
 
-    def layout(self) -> Layout | None:
+    def layout(self) -> LayoutRecord | None:
         """The newest layout, or None in a new job."""
         names = self.storage.list("layouts")
         if not names and any(name.endswith("/") for name in self.log.list()):
@@ -254,12 +293,18 @@ class JobDir:
                 f"{self.storage.where('layouts')} is empty, but steps were planned; restore it from a backup of the "
                 "job directory"
             )
-        return (
-            Layout.from_json(record.read(self.storage, f"layouts/{names[-1]}")["layout"]) if names else None
-        )
+        if not names:
+            return None
+        found = record.read(self.storage, f"layouts/{names[-1]}")
+        return LayoutRecord(Layout.from_json(found["layout"]), tuple(found["incarnations"]))
 
-    def write_layout(self, layout: Layout, step: int) -> None:
-        value = {"layout": layout.to_json(), "step": step, "time": time.time()}
+    def write_layout(self, layout: Layout, step: Step, incarnations: tuple[int, ...]) -> None:
+        value = {
+            "layout": layout.to_json(),
+            "incarnations": list(incarnations),
+            "step": step,
+            "time": time.time(),
+        }
         record.create(self.storage, f"layouts/{layout.version:09d}.json", value, _LAYOUT)
 
     # What is said, and what is wished.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -64,6 +65,17 @@ def file_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def holder(storage: Storage) -> tuple[int, str] | None:
+    """Process and machine of whoever holds the lock or the lease now."""
+    if storage.local is None:
+        lease = leased(storage)
+        said = "" if lease is None else lease["owner"]
+    else:
+        said = (storage.local / NAME).read_text() if file_locked(storage.local / NAME) else ""
+    found = re.match(r"process (\d+) on (\S+)", said)
+    return None if found is None else (int(found[1]), found[2])
 
 
 def leased(storage: Storage) -> dict[str, Any] | None:

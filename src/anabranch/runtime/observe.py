@@ -37,6 +37,14 @@ class Listener(Protocol):
 
     def fault(self, step: Step, attempt: int, error: AnabranchError) -> None: ...
 
+    def replaying(self, step: Step, first: Step, end: Step) -> None:
+        """A committed step is run again, one of `first` to `end` − 1."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something that the user should know, and need not act on."""
+        ...
+
     def stopping(self, waiting_for: str) -> None: ...
 
 
@@ -53,6 +61,12 @@ class Silent:
         pass
 
     def fault(self, step: Step, attempt: int, error: AnabranchError) -> None:
+        pass
+
+    def replaying(self, step: Step, first: Step, end: Step) -> None:
+        pass
+
+    def note(self, text: str) -> None:
         pass
 
     def stopping(self, waiting_for: str) -> None:

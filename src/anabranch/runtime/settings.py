@@ -25,7 +25,11 @@ class Settings:
         state_dir: where hosts keep their shards; None: in the job directory.
         until_idle: stop when all input there is has been read.
         steps: stop after so many steps.
-        max_attempts: how often a step is tried before the flow stops.
+        checkpoint_seconds: a checkpoint is begun when the last one is this old; None: not by time.
+        checkpoint_steps: the same, in steps.  With neither, there are none but those that are asked for.
+        recovery_partitions: into how many parts checkpoints are cut, fixed when the job is made; None: 32.
+        retain_steps: for how many steps outputs are kept; None: for ever.
+        max_attempts: how often a step is tried before the flow goes back to a checkpoint.
         ui: whether Spark's own web page is reachable.
     """
 
@@ -41,6 +45,10 @@ class Settings:
     state_dir: str | None = None
     until_idle: bool = False
     steps: int | None = None
+    checkpoint_seconds: float | None = 30.0
+    checkpoint_steps: int | None = None
+    recovery_partitions: int | None = None
+    retain_steps: int | None = None
     max_attempts: int = 5
     ui: bool = False
 
@@ -53,6 +61,9 @@ class Settings:
             ("first_step_rows", 1),
             ("max_step_rows", 1),
             ("max_step_bytes", 1),
+            ("checkpoint_steps", 1),
+            ("recovery_partitions", 1),
+            ("retain_steps", 1),
             ("max_attempts", 1),
         ):
             value = getattr(self, name)
@@ -62,12 +73,21 @@ class Settings:
             raise ConfigError(f"workers={self.workers}: at most 1024")
         if self.shards is not None and self.shards > 65_536:
             raise ConfigError(f"shards={self.shards}: at most 65536")
+        if self.recovery_partitions is not None and self.recovery_partitions > 65_536:
+            raise ConfigError(f"recovery_partitions={self.recovery_partitions}: at most 65536")
+        if self.checkpoint_seconds is not None and not self.checkpoint_seconds > 0:
+            raise ConfigError(f"checkpoint_seconds={self.checkpoint_seconds!r}: must be more than 0")
         if not self.target_seconds > 0:
             raise ConfigError(f"target_seconds={self.target_seconds!r}: must be more than 0")
         if self.hosts is not None and not self.embedded:
             raise ConfigError(
                 "--hosts is for embedded runs; on a cluster, the hosts are those of its executors"
             )
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether checkpoints are made by themselves."""
+        return self.checkpoint_seconds is not None or self.checkpoint_steps is not None
 
     @property
     def embedded(self) -> bool:

@@ -34,6 +34,7 @@ class StatusBoard:
             "process": os.getpid(),
             "started": time.time(),
             "faults": [],
+            "notes": [],
             "error": None,
         }
         self._write(now=True)
@@ -61,6 +62,20 @@ class StatusBoard:
         self._progress(progress)
         self._write()
 
+    def checkpoints(self, summary: dict[str, Any]) -> None:
+        self.status["checkpoints"] = summary
+
+    def waiting(self, reason: str) -> None:
+        """What a stop waits for."""
+        self.status |= {"state": "stopping", "waiting_for": reason}
+        self._write(now=True)
+
+    def note(self, text: str) -> None:
+        notes = self.status["notes"]
+        notes.append({"time": time.time(), "text": text})
+        del notes[:-_FAULTS_KEPT]
+        self._write(now=True)
+
     def idle(self, progress: Progress) -> None:
         if self.status["state"] != "idle":
             self.status |= {"state": "idle", "backlog_rows": 0, "backlog_bytes": 0}
@@ -79,7 +94,7 @@ class StatusBoard:
         self._write(now=True)
 
     def stopped(self, progress: Progress) -> None:
-        self.status["state"] = "stopped"
+        self.status |= {"state": "stopped", "waiting_for": None}
         self._progress(progress)
         self._write(now=True)
 

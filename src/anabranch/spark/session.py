@@ -7,6 +7,7 @@ coordinator, and nobody else, runs a step again.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -125,13 +126,26 @@ def settings_for(name: str, master: str, conf: Mapping[str, str], ui: bool) -> d
                 f"--conf {key}={value}: this setting is fixed at {GUARANTEES[key]}, because the exactly-once "
                 "guarantee stands on it"
             )
-    settings = {"spark.app.name": f"anabranch {name}", "spark.master": master, **DEFAULTS}
+    settings = {"spark.app.name": f"anabranch {name}", "spark.master": _with_spare_slot(master), **DEFAULTS}
     settings["spark.ui.enabled"] = str(ui).lower()
     if not master.startswith("local"):
         # Executors on other machines must reach the driver; Spark finds its address by itself.
         del settings["spark.driver.host"], settings["spark.driver.bindAddress"]
         settings |= {f"spark.executorEnv.{key}": value for key, value in _ONE_THREAD.items()}
     return {**settings, **conf, **GUARANTEES}
+
+
+def _with_spare_slot(master: str) -> str:
+    """An embedded master with one slot more than asked for.
+
+    Checkpoints are Spark jobs of their own that run at idle priority; in a slot of the steps, their priority would
+    become that of the steps that wait for it.
+    """
+    embedded = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
+    if embedded is None:
+        return master
+    slots = (os.cpu_count() or 1) if embedded[1] == "*" else int(embedded[1] or 1)
+    return f"local[{slots + 1}]"
 
 
 def check_java() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from anabranch.errors import ShardMismatch, WrongHost
+from anabranch.errors import WrongHost
 from anabranch.flow.plan import Plan
 from anabranch.model.ids import HostId, Incarnation, OperatorId, RegionId, ShardId, WorkerId
 from anabranch.operators.kernel import KeyedState
@@ -15,10 +15,16 @@ from anabranch.spark.spec import STATE_DIR_VARIABLE, StepSpec
 from anabranch.state.boot import current_boot_id
 from anabranch.state.identity import Fence, ShardIdentity
 from anabranch.state.store import ShardStore, shard_path
-from anabranch.state.transaction import marker_of
 from anabranch.state.worker import OwnedShard, WorkerState, run_with_growth
 
 T = TypeVar("T")
+
+
+class Written(NamedTuple):
+    """What a stage wrote."""
+
+    touched: dict[RegionId, list[ShardId]]
+    undo_bytes: int
 
 
 class StageState(Protocol):
@@ -29,12 +35,12 @@ class StageState(Protocol):
 
 def run_with_state(
     plan: Plan, spec: StepSpec, stage: int, worker: WorkerId, body: Callable[[StageState], T]
-) -> tuple[T, dict[RegionId, list[ShardId]]]:
-    """Run a stage's body over the worker's shards and commit them; also tells which regions of which shards it
-    wrote.  A stage without state opens nothing."""
+) -> tuple[T, Written]:
+    """Run a stage's body over the worker's shards and commit them; also tells what it wrote.  A stage without state
+    opens nothing."""
     regions = plan.regions(stage)
     if not regions:
-        return body(_NoState()), {}
+        return body(_NoState()), Written({}, 0)
     owned = _owned(spec, worker, regions)
 
     def make() -> WorkerState:
@@ -46,13 +52,13 @@ def run_with_state(
             spec.keep_undo_from,
         )
 
-    def run(state: WorkerState) -> tuple[T, dict[RegionId, list[ShardId]]]:
+    def run(state: WorkerState) -> tuple[T, Written]:
         result = body(state)
         touched: dict[RegionId, list[ShardId]] = {}
         for shard in state.commit():
             for region in shard.regions:
                 touched.setdefault(region, []).append(shard.shard)
-        return result, touched
+        return result, Written(touched, state.undo_bytes)
 
     return run_with_growth(make, run)
 
@@ -104,36 +110,6 @@ def _owned(spec: StepSpec, worker: WorkerId, regions: Iterable[RegionId]) -> lis
 
 
 # What the coordinator asks of hosts outside of steps.
-
-
-def create_shards(spec: StepSpec, worker: WorkerId) -> None:
-    """Make the worker's shards; those that are there already must be the same and empty."""
-    directory = state_root(spec) / spec.layout.workers[worker]
-    directory.mkdir(parents=True, exist_ok=True)
-    for shard in spec.layout.shards_of(worker):
-        ShardStore.create(shard_path(directory, shard), identity(spec, shard))
-
-
-def inspect_shards(spec: StepSpec, worker: WorkerId, regions: Iterable[RegionId]) -> None:
-    """Compare the worker's shards with what the step log says; anything but an exact match raises."""
-    directory = host_dir(spec, spec.layout.workers[worker])
-    boot = current_boot_id()
-    for shard in spec.layout.shards_of(worker):
-        store = ShardStore.open(shard_path(directory, shard), identity(spec, shard))
-        if not store.trusted(boot):
-            raise ShardMismatch(
-                f"shard {store.path} was written before this machine's last boot and not synced, so it cannot be trusted "
-                "after the power failed; start the flow in a new --dir to compute it again from its inputs"
-            )
-        for region in regions:
-            expected = spec.markers.get(region, {}).get(shard)
-            found = marker_of(store, region)
-            # A step that was under way when the coordinator died is rolled back when it is run again.
-            if found not in (expected, spec.step):
-                raise ShardMismatch(
-                    f"shard {store.path}, region {region!r}: expected step {expected}, found {found}"
-                )
-        store.stamp(boot)
 
 
 def sync_shards(spec: StepSpec, worker: WorkerId) -> None:

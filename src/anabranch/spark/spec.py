@@ -99,6 +99,8 @@ class Report:
     outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """For each output, the staged files with their row counts and Z-set hashes; of a replay, `rows` and `hash` alone."""
     touched: dict[RegionId, list[ShardId]] = field(default_factory=dict)
+    undo_bytes: int = 0
+    """What the stage added to the undo rings."""
     dead_letters: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went, by part of the stage."""

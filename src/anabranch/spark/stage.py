@@ -44,7 +44,7 @@ def run_stage(
     blobs = check_complete(spec, stage, worker, arrived) if stage > 0 else []
     received = time.perf_counter()
     with isolation(spec, stage, worker) as guard:
-        result, touched = run_with_state(
+        result, written = run_with_state(
             plan,
             spec,
             stage,
@@ -52,7 +52,7 @@ def run_stage(
             lambda state: _StageRun(plan, spec, stage, worker, blobs, state, guard)(),
         )
     report = result.report
-    report.touched = touched
+    report.touched, report.undo_bytes = written
     report.seconds["receive"] = received - started
     report.seconds["run"] = time.perf_counter() - received
     reports = [wire for blob in blobs for wire in blob.reports] + [report.to_wire()]

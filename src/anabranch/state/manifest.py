@@ -112,6 +112,11 @@ class Manifest:
             raise CorruptError(f"a checkpoint's manifest does not parse: {error!r}") from error
 
 
+def empty_manifest(progress: dict[str, Any], fingerprint: str, engine: str) -> Manifest:
+    """Version 0: the state before the first step, which is nowhere stored."""
+    return Manifest(0, Step(0), progress, {}, 1, fingerprint, engine, 0.0, ())
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a version writes anew beside the keys that changed."""

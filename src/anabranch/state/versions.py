@@ -61,6 +61,10 @@ class Versions:
         """The versions that exist, ascending."""
         return [version for version in self._folders() if self.storage.exists(_path(version))]
 
+    def next_version(self) -> int:
+        """Above every number that was ever begun, so that no file is written twice."""
+        return max(self._folders(), default=0) + 1
+
     def manifest(self, version: int) -> Manifest:
         """Raises CorruptError when it is missing or damaged."""
         where = self.storage.where(_path(version))

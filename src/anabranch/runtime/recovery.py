@@ -1,0 +1,214 @@
+"""Bring every shard of a job to one version of its state: at the start of a run, and when a fault has cost state.
+
+Theory of operation.  The machines of `protocol` decide; this does what they say.  Every worker is asked which
+versions it can open:
+
+* LIVE, when each of its shards is the one that the layout names and stands where the last commit record says;
+* every checkpoint whose manifest and files are there, since they are shared by all; version 0, the empty state, as
+  long as the step log goes back to step 0.
+
+The newest that all can open is opened.  For LIVE there is nothing to do.  For a checkpoint at step *c*, a shard that
+survived is rolled back to *c* by its undo records, and all others are rebuilt from the checkpoint's files, as new
+incarnations.  Steps from *c* to the end of the log are then replayed (`replay`).
+
+REV-1  A shard is trusted only if it is of the job, host and incarnation that the newest layout record names.
+REV-2  The layout record that names the new incarnations is written after they are complete.  A crash before it leaves
+       shards that REV-1 rejects, and they are rebuilt again.
+REV-3  All of this happens in an epoch of its own, so tasks of earlier ones can write nothing any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from pyspark import SparkContext
+
+from anabranch.errors import CorruptError, JobDirError
+from anabranch.flow.plan import Plan
+from anabranch.log.steplog import Progress, StepLog
+from anabranch.model.ids import Attempt, Epoch, LayoutVersion, ShardId, Step, WorkerId
+from anabranch.protocol.coordinator import Fail
+from anabranch.protocol.fleet import AskVersions, Command, Fleet, OpenAll, RunStep
+from anabranch.protocol.versions import LIVE, Version
+from anabranch.runtime.hosts import find_hosts, starting_layout
+from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.settings import Settings
+from anabranch.runtime.standing import Standing
+from anabranch.spark.background import adopt_worker, restore_worker, roll_back_worker, shard_versions
+from anabranch.spark.job import StepRunner
+from anabranch.state.manifest import Manifest, empty_manifest
+from anabranch.state.survey import ShardFound
+from anabranch.state.versions import Versions
+from anabranch.version import __version__
+
+log = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Opens one version of the state on all workers.  Used again for each recovery of a run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: Settings,
+        jobdir: JobDir,
+        steplog: StepLog,
+        runner: StepRunner,
+        context: SparkContext,
+        note: Callable[[str], None],
+    ) -> None:
+        self.settings = settings
+        self.jobdir = jobdir
+        self.steplog = steplog
+        self.runner = runner
+        self.context = context
+        self.note = note
+        self.versions = Versions(jobdir.checkpoints)
+        self.plan = plan
+        self.regions = sorted({p.region for p in plan.operators if p.region is not None})
+
+    def open(self, fleet: Fleet, epoch: Epoch) -> tuple[Standing, dict[int, Manifest]]:
+        """Choose a version and open it.
+
+        Returns:
+            Where the run stands, behind the step log's end when steps must be replayed; and the checkpoints that
+            can be gone back to, by number.
+
+        Raises:
+            JobDirError: no version can be opened by all workers; says why.
+        """
+        committed = self.steplog.load()
+        before = self.jobdir.layout()
+        hosts = find_hosts(self.context, self.settings, before.layout if before else None)
+        layout = starting_layout(hosts, self.settings, before.layout if before else None)
+        standing = Standing(
+            job=self.jobdir.job()["id"],
+            epoch=epoch,
+            layout=layout,
+            incarnations=before.incarnations if before else (0,) * len(layout.shards),
+            progress=committed,
+            keep_undo_from=Step(0),
+            state_root=self.settings.state_dir or str(self.jobdir.state),
+            outputs_root=self.jobdir.outputs.url,
+        )
+        manifests = self._open_newest(fleet, standing, made=before is not None)
+        if before is None:
+            self.jobdir.write_layout(standing.layout, Step(0), standing.incarnations)
+        elif (layout, standing.incarnations) != (before.layout, before.incarnations):
+            if layout.version == before.layout.version:
+                standing.layout = replace(layout, version=LayoutVersion(layout.version + 1))
+            self.jobdir.write_layout(standing.layout, standing.progress.next_step, standing.incarnations)
+        return standing, {number.number: one for number, one in manifests.items() if number.number}
+
+    def _open_newest(self, fleet: Fleet, standing: Standing, made: bool) -> dict[Version, Manifest]:
+        """Obey the machines until all workers have opened a version; returns the usable checkpoints."""
+        manifests = self._manifests()
+        broken: dict[Version, str] = {}
+        found: list[list[ShardFound]] = []
+        workers = [WorkerId(number) for number in range(len(standing.layout.workers))]
+        commands: list[Command] = fleet.begin(workers)
+        while True:
+            match commands:
+                case [AskVersions(), *_]:
+                    found = self._survey(standing) if made else [[] for _ in workers]
+                    for worker in workers:
+                        obstacles = dict(broken)
+                        versions = {*manifests}
+                        if made and not (wrong := self._not_live(found[worker], standing)):
+                            versions.add(LIVE)
+                        elif made:
+                            obstacles[LIVE] = wrong
+                        commands = fleet.answered_versions(worker, versions, obstacles)
+                case [OpenAll(version), *_]:
+                    try:
+                        self._open(version, standing, manifests, [one for many in found for one in many])
+                    except CorruptError as error:
+                        if version == LIVE:
+                            raise
+                        self.note(f"checkpoint {version.number} cannot be used: {error}")
+                        broken[version] = str(error)
+                        del manifests[version]
+                        # Shards may have been rebuilt as of its step, which is beyond that of the version before it.
+                        standing.epoch = self.jobdir.next_epoch()
+                        commands = fleet.lost(workers)
+                        continue
+                    for worker in workers:
+                        commands = fleet.opened(worker, standing.progress.next_step)
+                case [RunStep(), *_]:
+                    return manifests
+                case [Fail(reason), *_]:
+                    raise JobDirError(f"{self.jobdir.path}: {reason}")
+                case _:
+                    raise AssertionError(f"the machines said {commands}")
+
+    def _manifests(self) -> dict[Version, Manifest]:
+        """Every checkpoint whose manifest can be read, and the empty state where the log begins with step 0."""
+        found: dict[Version, Manifest] = {}
+        for number in self.versions.list():
+            try:
+                found[Version(number)] = self.versions.manifest(number)
+            except CorruptError as error:
+                self.note(f"checkpoint {number} cannot be read: {error}")
+        if self.steplog.first == 0:
+            found[Version(0)] = empty_manifest(Progress().to_json(), self.plan.fingerprint, __version__)
+        return found
+
+    def _survey(self, standing: Standing) -> list[list[ShardFound]]:
+        spec = standing.spec(Attempt(0))
+        return self.runner.on_workers(spec, partial(shard_versions, regions=self.regions))
+
+    def _not_live(self, found: list[ShardFound], standing: Standing) -> str:
+        """Why a worker's shards are not at the last committed step; empty when they are."""
+        progress = standing.progress
+        for one in found:
+            if one.state != "there":
+                return one.detail
+            for region in self.regions:
+                expected = progress.markers.get(region, {}).get(one.shard)
+                at = one.markers.get(region)
+                # A step that was under way when the coordinator died is rolled back when it is run again.
+                if at not in (expected, progress.next_step):
+                    return f"shard {one.shard}, region {region!r}: expected at step {expected}, found at {at}"
+        return ""
+
+    def _open(
+        self,
+        version: Version,
+        standing: Standing,
+        manifests: dict[Version, Manifest],
+        found: list[ShardFound],
+    ) -> None:
+        if version == LIVE:
+            self.runner.on_workers(standing.spec(Attempt(0)), adopt_worker)
+            return
+        manifest = manifests[version]
+        survivors = {one.shard for one in found if one.reaches(manifest.step)}
+        standing.progress = Progress.from_json(manifest.progress)
+        lost = [ShardId(shard) for shard in range(len(standing.layout.shards)) if shard not in survivors]
+        if found:
+            self._say_lost(version, lost, found, manifest)
+        incarnations = list(standing.incarnations)
+        for shard in lost if found else ():
+            incarnations[shard] = standing.epoch
+        standing.incarnations = tuple(incarnations)
+        spec = standing.spec(Attempt(0))
+        if lost:
+            rebuild = partial(
+                restore_worker, storage=self.versions.storage, manifest=manifest, shards=frozenset(lost)
+            )
+            self.runner.on_workers(spec, rebuild)
+        if survivors:
+            self.runner.on_workers(spec, partial(roll_back_worker, shards=frozenset(survivors)))
+
+    def _say_lost(
+        self, version: Version, lost: list[ShardId], found: list[ShardFound], manifest: Manifest
+    ) -> None:
+        reasons = [one.detail for one in found if one.detail]
+        why = f" ({reasons[0]})" if reasons else ""
+        what = "the beginning" if version.number == 0 else f"checkpoint {version.number}"
+        self.note(
+            f"recovering from {what}, before step {manifest.step}: {len(lost)} of {len(found)} shards are rebuilt{why}"
+        )
