@@ -72,6 +72,8 @@ class Round:
         )
         self.logical_hosts = rng.choice((1, 1, 2, 3))
         self._drivers: list[Driver] = []
+        # What is drawn as often as the clock will have it, so that `rng` goes on the same in every run of a seed.
+        self._dice = Random(rng.random())
         self._last_kill = (-1, 0)
         self._asleep: list[psutil.Process] = []
         self._wake = (0, 0.0)
@@ -178,10 +180,10 @@ class Round:
         patience = time.monotonic() + _STUCK
         while not (early and time.monotonic() > strike):
             self._look()
-            if gifts and self.rng.random() < 0.25:
+            if gifts and self._dice.random() < 0.25:
                 self.feed.give()
                 gifts -= 1
-            reached = len(self.harvest) >= goal or (self.rng.random() < 0.1 and not self._behind())
+            reached = len(self.harvest) >= goal or (self._dice.random() < 0.1 and not self._behind())
             if not early and not gifts and self.driver.started and reached:
                 break
             if time.monotonic() > patience:
