@@ -17,7 +17,7 @@ import psutil
 
 REPOSITORY = Path(__file__).parent.parent
 
-RUN_ARGS: list[str] = []
+RUN_ARGS: list[str] = ["--checkpoint-every", "3steps", "--recovery-partitions", "4"]
 """What every run of a job under test is given: whatever makes much happen in little time."""
 
 FLOW = """\
