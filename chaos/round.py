@@ -72,8 +72,9 @@ class Round:
         )
         self.logical_hosts = rng.choice((1, 1, 2, 3))
         self._drivers: list[Driver] = []
-        # What is drawn as often as the clock will have it, so that `rng` goes on the same in every run of a seed.
-        self._dice = Random(rng.random())
+        # Which action follows which has a source of its own: how often the others are asked hangs on the clock, and
+        # on how many processes there are.
+        self._schedule = Random(rng.random())
         self._last_kill = (-1, 0)
         self._asleep: list[psutil.Process] = []
         self._wake = (0, 0.0)
@@ -174,22 +175,22 @@ class Round:
         """Feed a share of what is left, and let some steps pass."""
         gifts = math.ceil(len(self.feed) / (left + 1))
         # Some drivers are struck while they start.
-        early = self.rng.random() < 0.15
-        strike = time.monotonic() + self.rng.uniform(0.2, 6)
-        goal = len(self.harvest) + self.rng.randint(1, 3)
+        early = self._schedule.random() < 0.15
+        strike = time.monotonic() + self._schedule.uniform(0.2, 6)
+        goal = len(self.harvest) + self._schedule.randint(1, 3)
         patience = time.monotonic() + _STUCK
         while not (early and time.monotonic() > strike):
             self._look()
-            if gifts and self._dice.random() < 0.25:
+            if gifts and self.rng.random() < 0.25:
                 self.feed.give()
                 gifts -= 1
-            reached = len(self.harvest) >= goal or (self._dice.random() < 0.1 and not self._behind())
+            reached = len(self.harvest) >= goal or (self.rng.random() < 0.1 and not self._behind())
             if not early and not gifts and self.driver.started and reached:
                 break
             if time.monotonic() > patience:
                 raise Failed(f"no step within {_STUCK:.0f} s; {self._where()}")
             time.sleep(_TICK)
-        time.sleep(self.rng.uniform(0, 0.3))
+        time.sleep(self._schedule.uniform(0, 0.3))
 
     def _look(self) -> None:
         """Gather what was committed; a driver that is down without our doing is a failure."""
@@ -221,7 +222,7 @@ class Round:
         possible = [name for name in self.enabled if ACTIONS[name].possible(self)]
         if not possible:
             return
-        name = self.rng.choices(possible, [ACTIONS[name].weight for name in possible])[0]
+        name = self._schedule.choices(possible, [ACTIONS[name].weight for name in possible])[0]
         if name == "worker" and not self._may_kill_worker():
             return
         if name in ("zombie", "restart", "disk_full"):
