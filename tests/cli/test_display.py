@@ -59,7 +59,7 @@ def test_plain_lines() -> None:
         # One a second, not one a step.
         "step 5 · 4.0M rows/s · 250 ms · backlog 2.5M rows · 12k rows in, 678 out · 1 worker",
         "step 50, attempt 1 failed, trying again: lost",
-        "stopping: syncing",
+        "stopping: waiting for syncing",
         "stopped after 5 steps: 12,345 rows in, 678 rows out",
     ]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from anabranch.flow.plan import Plan
-from anabranch.model.ids import WorkerId
+from anabranch.model.ids import HostId, WorkerId
 from anabranch.runtime import coordinator
 from anabranch.spark.blob import decode
 from anabranch.spark.spec import Report, StepSpec
@@ -48,6 +48,19 @@ class SparklessRunner:
         pass
 
 
+class SparklessAsker:
+    """Takes the place of `spark.asking.HostAsker`."""
+
+    def __init__(self, context: None, placed: bool) -> None:
+        pass
+
+    def ask(self, spec: StepSpec, hosts: Any, ask: Callable[[StepSpec, HostId], Any]) -> list[Any]:
+        return [ask(spec, host) for host in hosts]
+
+    def close(self) -> None:
+        pass
+
+
 @contextlib.contextmanager
 def without_spark() -> Iterator[None]:
     """Inside, every run that is given no Spark context does without."""
@@ -59,7 +72,13 @@ def without_spark() -> Iterator[None]:
     def spark(self: coordinator.Coordinator) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.context is None else real_spark(self)
 
+    real_asker = coordinator.HostAsker
+
+    def asker(context: Any, placed: bool) -> Any:
+        return SparklessAsker(None, placed) if context is None else real_asker(context, placed)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coordinator, "StepRunner", runner)
+        patch.setattr(coordinator, "HostAsker", asker)
         patch.setattr(coordinator.Coordinator, "_spark", spark)
         yield

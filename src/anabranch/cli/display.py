@@ -32,6 +32,7 @@ class TextDisplay:
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty()
         self._last = 0.0
+        self._told = 0.0
         self._rows = 0
         self._busy = 0.0
 
@@ -79,7 +80,11 @@ class TextDisplay:
         self._say(text)
 
     def stopping(self, waiting_for: str) -> None:
-        self._say(f"stopping: {waiting_for}")
+        # A stop goes through several waits in a moment; only a long one is worth another line.
+        now = time.monotonic()
+        if self.live or now - self._told >= _PLAIN_EVERY:
+            self._told = now
+            self._show(f"stopping: waiting for {waiting_for}")
 
     def stopped(self, progress: Progress) -> None:
         self._say(

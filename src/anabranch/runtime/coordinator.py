@@ -390,7 +390,7 @@ class _Run:
 
     def _waiting(self, reason: str) -> None:
         self.co.board.waiting(reason)
-        self.co.listener.stopping(f"waiting for {reason}")
+        self.co.listener.stopping(reason)
 
     def _note(self, text: str) -> None:
         self.co.board.note(text)
