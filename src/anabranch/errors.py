@@ -10,6 +10,7 @@
     │   ├── ReplayError           a step that was run again gave other output than was recorded
     │   └── StorageFullError      a disk that state, logs or outputs live on is full
     └── EngineError               our fault, or the machine's; the step is re-run or the flow stops
+        ├── SparkLost             Spark's JVM is gone; the run ends, and another can go on
         ├── StepAborted           a task refused to go on; nothing of the step is visible
         │   ├── IncompleteInput   a stage did not get all that its senders sent
         │   ├── Fenced            a newer coordinator, step or attempt has written here
@@ -76,6 +77,10 @@ class StorageFullError(UserError):
 
 class EngineError(AnabranchError):
     """A fault of the engine or of the machine below it."""
+
+
+class SparkLost(EngineError):
+    """Spark's JVM is gone, and this run with it."""
 
 
 class StepAborted(EngineError):

@@ -10,8 +10,8 @@ The rule
 - **`retries` failures of a step in one epoch**, or state that is **lost** (a shard that is not the expected one, a wrong
   or lost host) or **corrupt**: `Recover` from the newest version that all can open, under a new epoch.
   Attempts count from 0 again, as the fence does.
-- **The user's error, full storage included, or fenced** (another coordinator has taken over): give up at once.  Again
-  would end the same way.
+- **The user's error, full storage included, fenced** (another coordinator has taken over), **or Spark itself is gone**:
+  give up at once.  Again would end the same way.
 - **`recoveries` without progress**: give up, and say what was seen.
 
 Progress is a committed step at or beyond the furthest one that failed.  Replay after a recovery is none:
@@ -47,10 +47,11 @@ class Kind(Enum):
     CORRUPT = "stored bytes were damaged"
     USER_ERROR = "an error that the user can mend"
     FENCED = "a newer coordinator has taken over"
+    SPARK_LOST = "Spark is gone"
 
 
 _AGAIN = (Kind.FAILED, Kind.DIED, Kind.INCOMPLETE_INPUT)
-_NEVER = (Kind.USER_ERROR, Kind.FENCED)
+_NEVER = (Kind.USER_ERROR, Kind.FENCED, Kind.SPARK_LOST)
 _PAUSES = Pauses(first=0.2, longest=10.0)
 
 

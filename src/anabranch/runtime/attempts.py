@@ -15,6 +15,7 @@ from anabranch.errors import (
     Fenced,
     IncompleteInput,
     ShardMismatch,
+    SparkLost,
     UserError,
     WrongHost,
 )
@@ -128,6 +129,8 @@ def kind_of(error: AnabranchError) -> Kind:
             return Kind.USER_ERROR
         case Fenced():
             return Kind.FENCED
+        case SparkLost():
+            return Kind.SPARK_LOST
         case IncompleteInput():
             return Kind.INCOMPLETE_INPUT
         case ShardMismatch() | WrongHost():
@@ -138,4 +141,4 @@ def kind_of(error: AnabranchError) -> Kind:
 
 
 def _final(error: AnabranchError, reason: str) -> AnabranchError:
-    return error if isinstance(error, UserError | Fenced) else EngineError(reason)
+    return error if isinstance(error, UserError | Fenced | SparkLost) else EngineError(reason)

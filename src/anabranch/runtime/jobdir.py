@@ -20,6 +20,7 @@ the place of the directory itself, so that it can be moved.  Must not know what 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anabranch import crash
-from anabranch.errors import CorruptError, JobDirError
+from anabranch.errors import CorruptError, JobDirError, StorageFullError
 from anabranch.flow.plan import Plan, describe
 from anabranch.log.steplog import StepLog
 from anabranch.model.ids import Epoch, Step
@@ -39,6 +40,8 @@ from anabranch.model.layout import Layout
 from anabranch.runtime import lease
 from anabranch.spark.spec import STATE_DIR_VARIABLE
 from anabranch.storage import Storage, open_storage, record
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 RECOVERY_PARTITIONS = 32
@@ -310,7 +313,11 @@ class JobDir:
     # What is said, and what is wished.
 
     def write_status(self, status: dict[str, Any]) -> None:
-        record.replace(self.storage, "status.json", status, durable=False)
+        """Say how things are.  Nothing depends on it, so a full disk is no reason to stop."""
+        try:
+            record.replace(self.storage, "status.json", status, durable=False)
+        except StorageFullError as error:
+            log.warning("status not written error=%s", error)
 
     def status(self) -> dict[str, Any]:
         try:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, cloudpickle
 
-from anabranch.errors import AnabranchError, StepAborted
+from anabranch.errors import AnabranchError, SparkLost, StepAborted
 from anabranch.model.ids import HostId
 from anabranch.spark import failure
 from anabranch.spark.dag import Dag
@@ -86,7 +86,7 @@ class HostAsker:
         for one in handles.values():
             try:
                 one.unpersist(False)
-            except Py4JError as error:
+            except (Py4JError, OSError) as error:
                 log.warning("could not release handles error=%s", error)
 
 
@@ -109,6 +109,10 @@ def guarded(spec: StepSpec, job: Callable[[], list[bytes]]) -> list[bytes]:
             failure.unwrap(text)
             or failure.missing_module(text)
             or StepAborted(f"step {spec.step}: Spark failed the job: {_first_lines(text)}")
+        ) from error
+    except ConnectionRefusedError as error:
+        raise SparkLost(
+            "Spark's JVM has died; run the same command again to go on after the last committed step"
         ) from error
     except (Py4JError, EOFError, OSError) as error:
         raise StepAborted(f"step {spec.step}: lost the connection to Spark: {error}") from error

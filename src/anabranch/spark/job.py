@@ -76,7 +76,7 @@ class StepRunner:
         if handles is not None:
             try:
                 handles.unpersist(False)
-            except Py4JError as error:
+            except (Py4JError, OSError) as error:
                 log.warning("could not release handles error=%s", error)
 
     def close(self) -> None:
@@ -152,6 +152,6 @@ def _free(context: SparkContext, shuffles: list[Any]) -> None:
         cleaner = context._jsc.sc().cleaner().get()
         for shuffle in shuffles:
             cleaner.doCleanupShuffle(shuffle.rdd().dependencies().apply(0).shuffleId(), False)
-    except (Py4JError, AttributeError) as error:
+    except (Py4JError, AttributeError, OSError) as error:
         # Spark's own cleaner frees them later; only disk space is at stake.
         log.debug("could not free shuffle files error=%s", error)

@@ -6,6 +6,7 @@ coordinator, and nobody else, runs a step again.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ from pathlib import Path
 from pyspark import SparkConf, SparkContext
 
 from anabranch.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 GUARANTEES: Mapping[str, str] = {
     # Otherwise Spark would quietly finish a step on another host, over an empty store.
@@ -80,7 +83,12 @@ def spark_context(
     try:
         yield context
     finally:
-        context.stop()
+        try:
+            context.stop()
+        except OSError as error:
+            # Its JVM was killed.  The next context of this process must not look for it.
+            log.warning("Spark did not stop error=%s", error)
+            SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
 
 
 @contextmanager

@@ -7,14 +7,18 @@ A plan is code that the user runs, sent by the driver that runs it: nothing here
 from __future__ import annotations
 
 import gc
+import logging
 import pickle
 import uuid
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext, cloudpickle
 
 from anabranch.errors import FlowError
 from anabranch.flow.plan import Plan
+
+log = logging.getLogger(__name__)
 
 _KEPT = 4
 _plans: dict[str, Plan] = {}
@@ -46,7 +50,10 @@ class ShippedPlan:
 
     def release(self) -> None:
         """Free the executors' copies (driver)."""
-        self.broadcast.unpersist()
+        try:
+            self.broadcast.unpersist()
+        except (Py4JError, OSError) as error:
+            log.warning("could not release a plan error=%s", error)
 
 
 def _settle() -> None:
