@@ -220,7 +220,10 @@ def test_stop_says_what_it_waits_for(job: JobDir, capsys: Capture) -> None:
     with job.locked():
         job.write_status({**job.status(), "state": "running"})
         message = fails(capsys, "stop", str(job.path), "--timeout", "0.2")
-    assert "has not stopped within 0.2 s; it is waiting for the step under way. `stop --force` stops it now" in message
+    assert (
+        "has not stopped within 0.2 s; it is waiting for the step under way. `stop --force` stops it now"
+        in message
+    )
     assert job.stop_asked()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from anabranch.spark.background import (
     adopt_worker,
     restore_worker,
     roll_back_worker,
-    run_idle,
+    run_low,
     shard_versions,
     snapshot_host,
 )
@@ -176,13 +177,12 @@ def test_adopted_shards_are_stamped(job: Checkpointed) -> None:
         assert ShardStore.open(path).boot_id() != "an earlier boot"
 
 
-def test_idle_work_runs_on_a_thread_of_its_own() -> None:
-    before = os.sched_getscheduler(0)
-    assert run_idle(lambda: os.sched_getscheduler(0)) == os.SCHED_IDLE
-    assert os.sched_getscheduler(0) == before
+def test_background_work_runs_on_a_thread_of_low_priority() -> None:
+    assert run_low(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())) == 10
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 10
 
     def fail() -> None:
         raise ConfigError("no")
 
     with pytest.raises(ConfigError, match="no"):
-        run_idle(fail)
+        run_low(fail)

@@ -7,6 +7,7 @@ shards are.  Their answers are plain values.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -29,6 +30,7 @@ from anabranch.state.versions import Versions
 from anabranch.storage.base import Storage
 
 T = TypeVar("T")
+_NICE = 10
 
 
 def snapshot_host(
@@ -41,7 +43,7 @@ def snapshot_host(
     partitions: int,
     work: Work,
 ) -> list[Piece]:
-    """Write this host's share of the checkpoint of all steps before `spec.step`, on a thread of idle priority.
+    """Write this host's share of the checkpoint of all steps before `spec.step`, on a thread of low priority.
 
     Args:
         spec: The step that comes next when the checkpoint is begun; its markers are those of the checkpoint.
@@ -71,7 +73,7 @@ def snapshot_host(
         raise Fenced(f"checkpoint {version} exists already: another coordinator has made it")
     snapshot = Snapshot(version, spec.step, since, spec.epoch, partitions, work)
     merges = [partition for partition in sorted(work.merges) if partition % len(hosts) == place]
-    return run_idle(lambda: write_snapshot(storage, snapshot, shards, merges, host))
+    return run_low(lambda: write_snapshot(storage, snapshot, shards, merges, host))
 
 
 def shard_versions(spec: StepSpec, worker: WorkerId, regions: Iterable[RegionId]) -> list[ShardFound]:
@@ -133,10 +135,11 @@ def restore_worker(
     return restore_shards(storage, manifest, targets, _fence(spec))
 
 
-def run_idle(action: Callable[[], T]) -> T:
-    """Run an action on a thread of its own that gets only the CPU nobody else wants.
+def run_low(action: Callable[[], T]) -> T:
+    """Run an action on a thread of its own, to which a busy machine gives a tenth of what a step's task gets.
 
-    A thread, because an unprivileged one cannot leave that class again, and this process will run steps later.  Threads
+    Not the idle class: on a machine that is never idle a checkpoint would never end, and undo records would pile up.
+    A thread, because an unprivileged one cannot raise its priority again, and this process will run steps later.  Threads
     inherit it, so the action must not be the first to use a library's pool of threads, which stays.
     """
     answers: list[T] = []
@@ -158,11 +161,11 @@ def run_idle(action: Callable[[], T]) -> T:
 
 
 def _lower_priority() -> None:
-    if not hasattr(os, "SCHED_IDLE"):
+    if sys.platform != "linux":
+        # Elsewhere a nice value is the whole process's.
         return
     try:
-        # Of the calling thread only.
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     except OSError:
         # A sandbox may forbid it: the work is the same, at normal priority.
         return

@@ -146,7 +146,7 @@ def settings_for(name: str, master: str, conf: Mapping[str, str], ui: bool) -> d
 def _with_spare_slot(master: str) -> str:
     """An embedded master with one slot more than asked for.
 
-    Checkpoints are Spark jobs of their own that run at idle priority; in a slot of the steps, their priority would
+    Checkpoints are Spark jobs of their own that run at low priority; in a slot of the steps, their priority would
     become that of the steps that wait for it.
     """
     embedded = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)

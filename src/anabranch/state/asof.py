@@ -23,7 +23,7 @@ Going back below c would break all of this.  It takes a coordinator of a later e
 before anything of that snapshot is used.
 
 No transaction lasts: one that is held makes LMDB keep every page that is replaced meanwhile, for good.  On a thread of
-idle priority even a few keys may take long, so the number of keys in a transaction follows the clock.
+low priority even a few keys may take long, so the number of keys in a transaction follows the clock.
 
 Must not know: workers, partitions, files.
 """
