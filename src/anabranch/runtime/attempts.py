@@ -48,6 +48,8 @@ class Attempts:
         self.context = context
         self.settings = settings
         self.on_fault = on_fault
+        self.repeated = False
+        """Whether the last step took more than one attempt."""
         self.faults = Faults(FaultSettings(retries=settings.max_attempts - 1))
 
     def run(
@@ -69,6 +71,7 @@ class Attempts:
         lost = [] if replayed is None else [Lost.from_json(one) for one in replayed["lost"]]
         replay = replayed is not None
         attempt, isolate = Attempt(0), False
+        self.repeated = False
         while True:
             try:
                 spec = standing.spec(attempt, work, replay=replay, lost=lost, isolate=isolate)
@@ -78,6 +81,7 @@ class Attempts:
                 return reports
             except AnabranchError as error:
                 self.on_fault(step, attempt, error)
+                self.repeated = True
                 attempt, isolate = self._after(error, standing, isolate)
 
     def progressed(self, standing: Standing) -> None:

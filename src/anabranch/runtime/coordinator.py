@@ -36,6 +36,7 @@ from anabranch.log.outputlog import OutputLog, Verdict
 from anabranch.log.steplog import SNAPSHOT_EVERY, Progress, StepLog
 from anabranch.model.ids import Attempt, Epoch, Step
 from anabranch.model.layout import with_partitions
+from anabranch.protocol.coordinator import Finished
 from anabranch.protocol.fleet import Fleet
 from anabranch.runtime.attempts import Attempts, MustRecover
 from anabranch.runtime.checkpointer import Checkpointer
@@ -199,6 +200,7 @@ class _Run:
 
     def _recover(self) -> None:
         """Bring the state to the end of the step log, however often that takes."""
+        self.co.board.recovering()
         while True:
             try:
                 self.standing, manifests = self.recovery.open(self.fleet, self.epoch)
@@ -268,6 +270,7 @@ class _Run:
                     self._step(backlog)
                     steps += 1
                 except MustRecover:
+                    self._await_published()
                     self._next_epoch()
                     self._recover()
             elif self.co.settings.until_idle and not self.planner.pending():
@@ -301,6 +304,10 @@ class _Run:
         commit = self._commit(slices, reports, recorded, time.monotonic() - started)
         # Readers see the step from here on; giving its files their final names can go on beside the next one.
         self.published = self.publisher.submit(self._publish, commit)
+        if self.attempts.repeated:
+            # What the failed ones have staged.  Done now, it cannot be mistaken for output of a later step.
+            self._await_published()
+            discard_attempts(self.jobdir, self.co.sinks, self.log, Step(commit["step"]))
         self.checkpointer.committed(self.standing, sum(report.undo_bytes for report in reports))
         ended = time.monotonic()
         self.co.sizer.observe(commit["input_rows"], ended - started)
@@ -382,7 +389,9 @@ class _Run:
     # Stopping.
 
     def _finish(self) -> None:
-        self.fleet.ask_stop()
+        said = self.fleet.ask_stop()
+        if said != [Finished(self.standing.progress.next_step)]:
+            raise EngineError(f"the workers do not stop at step {self.standing.progress.next_step}: {said}")
         self._await_published()
         if self.checkpointer.finish(self.standing, lambda: self.jobdir.asked("force")):
             self._waiting("state to be synced to disk")

@@ -11,7 +11,9 @@ The newest that all can open is opened.  For LIVE there is nothing to do.  For a
 survived is rolled back to *c* by its undo records, and all others are rebuilt from the checkpoint's files, as new
 incarnations.  Steps from *c* to the end of the log are then replayed (`replay`).
 
-REV-1  A shard is trusted only if it is of the job, host and incarnation that the newest layout record names.
+REV-1  A shard is trusted only if it is of the job, host and incarnation that the newest layout record names.  At the
+       last committed step it must also have been written by the coordinator that committed it: another one that was
+       fenced out may have run the same step over other input.
 REV-2  The layout record that names the new incarnations is written after they are complete.  A crash before it leaves
        shards that REV-1 rejects, and they are rebuilt again.
 REV-3  All of this happens in an epoch of its own, so tasks of earlier ones can write nothing any more.
@@ -108,6 +110,7 @@ class Recovery:
         manifests = self._manifests()
         broken: dict[Version, str] = {}
         found: list[list[ShardFound]] = []
+        last = self._last_epoch(standing.progress)
         workers = [WorkerId(number) for number in range(len(standing.layout.workers))]
         commands: list[Command] = fleet.begin(workers)
         while True:
@@ -117,7 +120,7 @@ class Recovery:
                     for worker in workers:
                         obstacles = dict(broken)
                         versions = {*manifests}
-                        if made and not (wrong := self._not_live(found[worker], standing)):
+                        if made and not (wrong := self._not_live(found[worker], standing, last)):
                             versions.add(LIVE)
                         elif made:
                             obstacles[LIVE] = wrong
@@ -160,7 +163,12 @@ class Recovery:
         spec = standing.spec(Attempt(0))
         return self.runner.on_workers(spec, partial(shard_versions, regions=self.regions))
 
-    def _not_live(self, found: list[ShardFound], standing: Standing) -> str:
+    def _last_epoch(self, progress: Progress) -> Epoch | None:
+        """The epoch of the last commit record."""
+        commit = self.steplog.commit(Step(progress.next_step - 1)) if progress.next_step else None
+        return None if commit is None else Epoch(commit["epoch"])
+
+    def _not_live(self, found: list[ShardFound], standing: Standing, last: Epoch | None) -> str:
         """Why a worker's shards are not at the last committed step; empty when they are."""
         progress = standing.progress
         for one in found:
@@ -172,6 +180,11 @@ class Recovery:
                 # A step that was under way when the coordinator died is rolled back when it is run again.
                 if at not in (expected, progress.next_step):
                     return f"shard {one.shard}, region {region!r}: expected at step {expected}, found at {at}"
+                if at == progress.next_step - 1 and last is not None and one.epochs[region] != last:
+                    return (
+                        f"shard {one.shard}, region {region!r}: step {at} was committed by epoch {last}, and written here "
+                        f"by epoch {one.epochs[region]}"
+                    )
         return ""
 
     def _open(

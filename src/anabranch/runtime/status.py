@@ -62,6 +62,10 @@ class StatusBoard:
         self._progress(progress)
         self._write()
 
+    def recovering(self) -> None:
+        self.status["state"] = "recovering"
+        self._write(now=True)
+
     def checkpoints(self, summary: dict[str, Any]) -> None:
         self.status["checkpoints"] = summary
 

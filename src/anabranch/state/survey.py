@@ -15,7 +15,7 @@ from typing import Literal
 import lmdb
 
 from anabranch.errors import AnabranchError, ShardMismatch
-from anabranch.model.ids import RegionId, ShardId, Step
+from anabranch.model.ids import Epoch, RegionId, ShardId, Step
 from anabranch.state.boot import current_boot_id
 from anabranch.state.identity import ShardIdentity
 from anabranch.state.store import ShardStore
@@ -41,6 +41,8 @@ class ShardFound:
     """What is wrong, for people."""
     markers: dict[RegionId, Step] = field(default_factory=dict)
     """The last step that was applied to each region; one that no step has touched is left out."""
+    epochs: dict[RegionId, Epoch] = field(default_factory=dict)
+    """Of the coordinator whose task applied that step."""
     floors: dict[RegionId, Step] = field(default_factory=dict)
     """The earliest step as of which the undo ring can bring back each region."""
 
@@ -80,6 +82,7 @@ def survey(path: str | os.PathLike[str], expected: ShardIdentity, regions: Itera
                 marker = ring.marker(region)
                 if marker is not None:
                     found.markers[region] = marker.step
+                    found.epochs[region] = marker.epoch
                     # Records are dropped from the oldest on, so the oldest that is there begins the chain.
                     oldest = next(ring.records(region, _START), None)
                     base = marker if oldest is None else oldest.before
