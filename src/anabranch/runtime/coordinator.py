@@ -301,7 +301,8 @@ class _Run:
         except BaseException:
             recorded.cancel()
             raise
-        commit = self._commit(slices, reports, recorded, time.monotonic() - started)
+        ran = time.monotonic()
+        commit = self._commit(slices, reports, recorded, ran - started)
         # Readers see the step from here on; giving its files their final names can go on beside the next one.
         self.published = self.publisher.submit(self._publish, commit)
         if self.attempts.repeated:
@@ -320,6 +321,8 @@ class _Run:
             backlog_rows=max(0, backlog.rows - commit["input_rows"]),
             backlog_bytes=max(0, backlog.size - sum(p.size for many in slices.values() for p in many)),
             workers=workers,
+            commit_seconds=ended - ran,
+            output_seconds=_slowest(reports, "output"),
         )
         self.co.board.step(done, self.standing.progress)
         self.co.listener.step(done, self.standing.progress)
@@ -416,3 +419,11 @@ class _Run:
                 self._sync()
             except EngineError as error:
                 log.warning("could not sync state error=%s", error)
+
+
+def _slowest(reports: list[Report], part: str) -> float:
+    """Seconds that the worker with the most of them spent in this part of its stages."""
+    spent: dict[int, float] = {}
+    for report in reports:
+        spent[report.worker] = spent.get(report.worker, 0.0) + report.seconds.get(part, 0.0)
+    return max(spent.values(), default=0.0)

@@ -24,6 +24,10 @@ class StepDone:
     backlog_rows: int
     backlog_bytes: int
     workers: int
+    commit_seconds: float = 0.0
+    """Of `seconds`, those after the Spark job: for the plan record, the previous step's publishing, the commit record."""
+    output_seconds: float = 0.0
+    """Of `seconds`, those in which the slowest worker staged outputs."""
 
 
 class Listener(Protocol):

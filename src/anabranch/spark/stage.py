@@ -290,6 +290,7 @@ class _StageRun:
         if frame.is_empty():
             return
         spec = self.spec
+        began = time.perf_counter()
         digest = zset_hash(frame)
         if spec.replay:
             self.report.outputs.setdefault(name, []).append({"rows": frame.height, "hash": digest})
@@ -298,6 +299,8 @@ class _StageRun:
         file = f"step-{spec.step:012d}-stage-{self.stage:02d}-worker-{self.worker:04d}-try-{spec.epoch}.{spec.attempt}"
         staged = sink.stage(frame, open_storage(spec.outputs_root).child(name), file)
         self.report.outputs.setdefault(name, []).append({**staged.to_json(), "hash": digest})
+        spent = self.report.seconds
+        spent["output"] = spent.get("output", 0.0) + time.perf_counter() - began
 
     # The exchange.
 
