@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from anabranch import crash
 from anabranch.errors import (
     AnabranchError,
     CorruptError,
@@ -19,7 +20,7 @@ from anabranch.errors import (
     UserError,
     WrongHost,
 )
-from anabranch.model.ids import Attempt
+from anabranch.model.ids import Attempt, Step
 from anabranch.protocol.faults import Failed, Faults, GiveUp, Isolate, Kind, Progressed, Recover, RetryStep
 from anabranch.protocol.faults import Settings as FaultSettings
 from anabranch.runtime.hosts import wait_for_hosts
@@ -29,6 +30,8 @@ from anabranch.spark.crumbs import clear_crumbs
 from anabranch.spark.failure import worker_died
 from anabranch.spark.job import StepRunner
 from anabranch.spark.spec import Assigned, Lost, Report
+
+REPLAYED = crash.declare("replay.step", "when a committed step was run again")
 
 OnFault = Callable[[int, int, AnabranchError], None]
 """Told of (step, attempt, error)."""
@@ -78,6 +81,8 @@ class Attempts:
                 reports = self.runner.run(spec)
                 if isolate:
                     self.runner.on_workers(spec, clear_crumbs)
+                if replay:
+                    crash.point(REPLAYED)
                 return reports
             except AnabranchError as error:
                 self.on_fault(step, attempt, error)
@@ -88,9 +93,9 @@ class Attempts:
         """A step was committed that never was before."""
         self.faults.handle(Progressed(standing.progress.next_step))
 
-    def failed(self, error: AnabranchError, standing: Standing) -> None:
+    def failed(self, error: AnabranchError, step: Step) -> None:
         """Something outside of a step's own job failed: wait as long as is due, then the caller recovers; or give up."""
-        for command in self._ask(error, standing):
+        for command in self._ask(error, step):
             match command:
                 case GiveUp(reason):
                     raise _final(error, reason) from error
@@ -98,7 +103,7 @@ class Attempts:
                     time.sleep(pause)
 
     def _after(self, error: AnabranchError, standing: Standing, isolate: bool) -> tuple[Attempt, bool]:
-        for command in self._ask(error, standing):
+        for command in self._ask(error, standing.progress.next_step):
             match command:
                 case RetryStep(attempt, pause):
                     self._pause(pause, standing)
@@ -113,8 +118,7 @@ class Attempts:
                     raise _final(error, reason) from error
         raise AssertionError("the machine always answers a failure")
 
-    def _ask(self, error: AnabranchError, standing: Standing) -> list[RetryStep | Isolate | Recover | GiveUp]:
-        step = standing.progress.next_step
+    def _ask(self, error: AnabranchError, step: Step) -> list[RetryStep | Isolate | Recover | GiveUp]:
         commands = self.faults.handle(Failed(step, kind_of(error), time.monotonic(), str(error)))
         self.faults.validate()
         return commands

@@ -213,10 +213,9 @@ class _Run:
             except MustRecover:
                 pass
             except EngineError as error:
-                if not hasattr(self, "standing"):
-                    raise
-                self._fault(self.standing.progress.next_step, 0, error)
-                self.attempts.failed(error, self.standing)
+                step = self.log.load().next_step
+                self._fault(step, 0, error)
+                self.attempts.failed(error, step)
             self._next_epoch()
         self.checkpointer.begin(self.standing, manifests)
         self.co.listener.started(self.standing.layout, self.standing.progress)
