@@ -123,6 +123,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(job: Job) -> None:
     shutil.rmtree(job.where / "state")
     watch = job.run()
     assert watch.replayed == [2, 3, 4, 5]
+    # The damaged one does not count among those that are kept.
+    versions = Versions(JobDir(job.where).checkpoints)
+    assert [versions.manifest(number).step for number in versions.list()] == [2, STEPS]
     assert any("checkpoint 2 cannot be used: " in note and piece.name in note for note in watch.notes)
     job.check()
 

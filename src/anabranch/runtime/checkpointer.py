@@ -196,7 +196,8 @@ class Checkpointer:
                 )
             case machine.TrimTo(step):
                 end = standing.progress.next_step
-                self._submit(self._oldest, partial(self._trim, step, end), lambda _: None)
+                usable = frozenset(self._manifests)
+                self._submit(min(usable), partial(self._trim, step, end, usable), lambda _: None)
             case machine.Served():
                 self.jobdir.clear("checkpoint")
             case machine.WaitFor(reason):
@@ -276,16 +277,16 @@ class Checkpointer:
         self._keep_undo(standing)
         return machine.ManifestCommitted(version)
 
-    def _trim(self, oldest_kept: Step, end: Step) -> None:
+    def _trim(self, oldest_kept: Step, end: Step, usable: frozenset[int]) -> None:
         """In the background thread: forget what only versions before the oldest kept one needed.
 
-        The records of a step stay as long as its outputs: they say which files those are, and what they came from.
+        A version that a recovery found damaged does not count among the kept.  The records of a step stay as long as its outputs: they say which files those are, and what they came from.
         """
-        self.versions.trim(machine.KEPT)
+        self.versions.trim(machine.KEPT, set(self.versions.list()) - usable)
         if self.settings.retain_steps is not None:
             before = Step(min(oldest_kept, end - self.settings.retain_steps))
             forget(self.jobdir, self.sinks, self.steplog, before)
-        oldest = self.versions.manifest(self.versions.list()[0])
+        oldest = self.versions.manifest(min(usable))
         for name, source in self.sources.items():
             source.trim(Progress.from_json(oldest.progress).positions.get(name, {}))
 
@@ -296,10 +297,6 @@ class Checkpointer:
             standing.keep_undo_from = Step(0) if newest is None else self._manifests[newest].step
         else:
             standing.keep_undo_from = _NOT_KEPT if self._snapshot_at is None else self._snapshot_at
-
-    @property
-    def _oldest(self) -> int:
-        return min(self._manifests, default=0)
 
     def _submit(
         self, version: int, action: Callable[[], Any], then: Callable[[Any], machine.Event | None]
