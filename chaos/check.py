@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.oracle import COLUMNS, Oracle, ZSet
-from chaos.records import Broken, Harvest, Inputs, read_output, stray_files
+from chaos.records import Broken, Harvest, Inputs, stray_files
 
 _SHOWN = 5
 
@@ -49,7 +49,7 @@ def check(job: Path, root: Path, description: Mapping[str, Any], harvest: Harves
         harvest.gather()
         harvest.check_unchanged()
         _check_division(verdict, harvest, Inputs(root, description["inputs"]))
-        _check_steps(verdict, job, description, harvest, Inputs(root, description["inputs"]))
+        _check_steps(verdict, description, harvest, Inputs(root, description["inputs"]))
         for path in stray_files(job, harvest.commits):
             verdict.problems.append(f"{path}: named by no commit record, or by two")
     except (Broken, OSError) as error:
@@ -66,9 +66,7 @@ def _check_division(verdict: Verdict, harvest: Harvest, inputs: Inputs) -> None:
             verdict.problems.append(f"input {name}: read up to {found}, expected {wanted}")
 
 
-def _check_steps(
-    verdict: Verdict, job: Path, description: Mapping[str, Any], harvest: Harvest, inputs: Inputs
-) -> None:
+def _check_steps(verdict: Verdict, description: Mapping[str, Any], harvest: Harvest, inputs: Inputs) -> None:
     oracle = Oracle(description)
     for step, (plan, commit) in enumerate(zip(harvest.plans, harvest.commits, strict=True)):
         deltas, bad = inputs.read(plan["slices"])
@@ -79,10 +77,10 @@ def _check_steps(
         if unknown:
             verdict.problems.append(f"step {step}: outputs {sorted(unknown)} are not the flow's")
         for name, change in expected.items():
-            found = read_output(job, name, commit)
+            found = harvest.output(name, commit)
             verdict.changes += sum(map(abs, change.values()))
             verdict.compare(f"step {step}, output {name}", found, change)
-        found_bad = sum(read_output(job, "dead_letters", commit).values())
+        found_bad = sum(harvest.output("dead_letters", commit).values())
         if found_bad != bad:
             verdict.problems.append(f"step {step}: {found_bad} dead letters, expected {bad}")
 

@@ -39,11 +39,14 @@ class Harvest:
     """Plan and commit records of all steps, gathered while the job runs: it may remove old ones."""
 
     def __init__(self, job: Path) -> None:
+        self.job = job
         self.log = job / "log"
         self.plans: list[dict[str, Any]] = []
         self.commits: list[dict[str, Any]] = []
         # For each input and partition, the position after all gathered steps.
         self.positions: dict[str, dict[str, int]] = {}
+        # For each step whose outputs were taken in, too, the changes of each.
+        self._outputs: dict[int, dict[str, ZSet]] = {}
 
     def __len__(self) -> int:
         return len(self.commits)
@@ -61,6 +64,20 @@ class Harvest:
             self.commits.append(commit)
             self.plans.append(plan)
         return len(self.commits) - before
+
+    def gather_outputs(self) -> None:
+        """Take in the outputs of all gathered steps, for a job that removes old ones.  It must not be running."""
+        for commit in self.commits:
+            step, names = commit["step"], commit["outputs"]
+            files = [_path(self.job, name, file) for name in names for file in _files(commit, name)]
+            # Those of the last step may have no name yet: a driver that was killed leaves that to the next one.
+            if step not in self._outputs and all(path.exists() for path in files):
+                self._outputs[step] = {name: read_output(self.job, name, commit) for name in names}
+
+    def output(self, name: str, commit: Mapping[str, Any]) -> ZSet:
+        """The changes of one output in one step."""
+        taken = self._outputs.get(commit["step"])
+        return read_output(self.job, name, commit) if taken is None else taken.get(name, Counter())
 
     def _advance(self, step: int, plan: Mapping[str, Any]) -> None:
         """Every step goes on exactly where the one before ended."""

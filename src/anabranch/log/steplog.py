@@ -33,6 +33,9 @@ _PLAN = crash.declare_write("plan", "the plan record of a step is written")
 _COMMIT = crash.declare_write("commit", "the commit record of a step is written")
 _SNAPSHOT = crash.declare_write("snapshot", "a snapshot of the step log is written")
 _TRIM = crash.declare_write("logtrim", "the step log says which step is its first")
+_EXPIRED = crash.declare(
+    "logtrim.expired", "when the outputs of a trimmed step were removed, its records not yet"
+)
 _DELETED = crash.declare("logtrim.deleted", "in the middle of deleting trimmed records of steps")
 
 
@@ -263,6 +266,7 @@ class StepLog:
             for commit in read_ahead(self._storage, self._read, commits):
                 if commit is not None:
                     expire(commit)
+                    crash.point(_EXPIRED)
         self._storage.delete(*plans)
         crash.point(_DELETED)
         self._storage.delete(*commits)

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from anabranch import crash
 from anabranch.errors import AnabranchError, CorruptError, JobDirError
 from anabranch.model.ids import Epoch
 from anabranch.state.boot import current_boot_id
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 STALE = 15.0
 RENEW = 5.0
 NAME = "lock"
+_LEASE = crash.declare_write("lease", "a coordinator takes or renews its lease")
 _TRIES = 10
 _PAUSE = 0.02
 
@@ -128,7 +130,7 @@ class _Lease:
             "process": process,
             "began": _began(process),
         }
-        record.replace(self.storage, NAME, value)
+        record.replace(self.storage, NAME, value, point=_LEASE)
 
     def keep(self) -> None:
         while not self.over.wait(RENEW):

@@ -28,6 +28,7 @@ from functools import partial
 
 from pyspark import SparkContext
 
+from anabranch import crash
 from anabranch.errors import CorruptError, JobDirError
 from anabranch.flow.plan import Plan
 from anabranch.log.steplog import Progress, StepLog
@@ -47,6 +48,11 @@ from anabranch.state.versions import Versions
 from anabranch.version import __version__
 
 log = logging.getLogger(__name__)
+
+_REBUILT = crash.declare("recovery.rebuilt", "lost shards are rebuilt, survivors not yet rolled back")
+_OPENED = crash.declare(
+    "recovery.opened", "all shards are at one version, the layout that names them not yet written"
+)
 
 
 class Recovery:
@@ -97,6 +103,7 @@ class Recovery:
             outputs_root=self.jobdir.outputs.url,
         )
         manifests = self._open_newest(fleet, standing, made=before is not None)
+        crash.point(_OPENED)
         if before is None:
             self.jobdir.write_layout(standing.layout, Step(0), standing.incarnations)
         elif (layout, standing.incarnations) != (before.layout, before.incarnations):
@@ -213,6 +220,7 @@ class Recovery:
                 restore_worker, storage=self.versions.storage, manifest=manifest, shards=frozenset(lost)
             )
             self.runner.on_workers(spec, rebuild)
+            crash.point(_REBUILT)
         if survivors:
             self.runner.on_workers(spec, partial(roll_back_worker, shards=frozenset(survivors)))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import TypeVar
 
+from anabranch import crash
 from anabranch.errors import EngineError, Fenced
 from anabranch.model.ids import HostId, RegionId, ShardId, Step, WorkerId
 from anabranch.spark.shards import host_dir, identity, state_root
@@ -28,6 +29,8 @@ from anabranch.state.survey import ShardFound, survey
 from anabranch.state.transaction import rollback_shard
 from anabranch.state.versions import Versions
 from anabranch.storage.base import Storage
+
+ROLLED_BACK = crash.declare("rollback.shard", "when one of the shards that survived was rolled back")
 
 T = TypeVar("T")
 _NICE = 10
@@ -106,6 +109,7 @@ def roll_back_worker(spec: StepSpec, worker: WorkerId, shards: Collection[ShardI
         store.stamp(current_boot_id())
         wanted = markers_of(spec, store.identity.shard)
         with_growth(partial(rollback_shard, store, _fence(spec), wanted))
+        crash.point(ROLLED_BACK)
 
 
 def restore_worker(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
+from anabranch import crash
 from anabranch.errors import WrongHost
 from anabranch.flow.plan import Plan
 from anabranch.model.ids import HostId, Incarnation, OperatorId, RegionId, ShardId, WorkerId
@@ -16,6 +17,8 @@ from anabranch.state.boot import current_boot_id
 from anabranch.state.identity import Fence, ShardIdentity
 from anabranch.state.store import ShardStore, shard_path
 from anabranch.state.worker import OwnedShard, WorkerState, run_with_growth
+
+SYNCED = crash.declare("sync.shard", "when one of the shards was synced for an orderly stop")
 
 T = TypeVar("T")
 
@@ -118,3 +121,4 @@ def sync_shards(spec: StepSpec, worker: WorkerId) -> None:
     for shard in spec.layout.shards_of(worker):
         store = ShardStore.open(shard_path(directory, shard), identity(spec, shard))
         store.stamp_clean(current_boot_id())
+        crash.point(SYNCED)

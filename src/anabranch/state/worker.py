@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from anabranch import crash
 from anabranch.errors import EngineError, ShardMismatch
 from anabranch.model.batch import U64
 from anabranch.model.ids import Incarnation, OperatorId, RegionId, ShardId, Step
@@ -29,6 +30,11 @@ from anabranch.state.faults import MapFull, with_growth
 from anabranch.state.identity import Fence, ShardIdentity
 from anabranch.state.store import ShardStore
 from anabranch.state.transaction import StageTransaction, size_of
+
+BETWEEN = crash.declare("shards.between", "when a stage has committed one of a worker's shards")
+COMMITTED = crash.declare(
+    "shards.committed", "a stage has committed a worker's shards, and has sent nothing yet"
+)
 
 T = TypeVar("T")
 _KEEP_ALL = Step(0)
@@ -174,6 +180,8 @@ class WorkerState:
                 raise
             for item in changed:
                 item.transaction.commit(prepared=True)
+                crash.point(BETWEEN)
+        crash.point(COMMITTED)
         self.undo_bytes = sum(item.transaction.undo_bytes for item in changed)
         touched = [
             TouchedShard(
