@@ -180,9 +180,14 @@ def _errors_to(log_file: Path | None) -> Iterator[None]:
     if log_file is None:
         yield
         return
+    try:
+        # Beside an object store, nobody else has made this machine's directory of the job yet.
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        target = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise ConfigError(f"{log_file} cannot be written: {error.strerror}") from error
     sys.stderr.flush()
     saved = os.dup(2)
-    target = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.dup2(target, 2)
         yield
