@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 SEED ?= 1
 ROUNDS ?= 10
 
-.PHONY: demo test test-all chaos bench-engine lint types imports check clean java
+.PHONY: demo test test-all chaos bench-engine bench-recovery lint types imports check clean java
 
 demo: $(READY) java
 	$(RUN)/python examples/demo.py
@@ -24,6 +24,9 @@ chaos: $(READY) java
 
 bench-engine: $(READY) java
 	$(RUN)/python -m bench.engine $(ARGS)
+
+bench-recovery: $(READY) java
+	$(RUN)/python -m bench.recovery $(ARGS)
 
 lint: $(READY)
 	$(RUN)/ruff check .

@@ -126,19 +126,19 @@ class Options:
     only: tuple[str, ...]
 
 
-def options(description: str, argv: Sequence[str] | None = None) -> Options:
-    """The command line that every benchmark has."""
+def options(description: str, argv: Sequence[str] | None = None, *, rounds: int = 3) -> Options:
+    """The command line that every benchmark has; `rounds` is what a run that is not quick does by default."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a small run that still measures")
-    parser.add_argument("--rounds", type=int, help="turns per side (default: 3, quick: 1)")
+    parser.add_argument("--rounds", type=int, help=f"turns per side (default: {rounds}, quick: 1)")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="measure this row only; repeatable"
     )
     args = parser.parse_args(argv)
-    rounds = args.rounds if args.rounds is not None else (1 if args.quick else 3)
-    if rounds < 1:
-        parser.error(f"--rounds must be at least 1, not {rounds}")
-    return Options(quick=args.quick, rounds=rounds, only=tuple(args.only))
+    turns = args.rounds if args.rounds is not None else (1 if args.quick else rounds)
+    if turns < 1:
+        parser.error(f"--rounds must be at least 1, not {turns}")
+    return Options(quick=args.quick, rounds=turns, only=tuple(args.only))
 
 
 def median(values: Sequence[float]) -> float:
@@ -214,11 +214,14 @@ def peer(script: str, *args: object, timeout: float = 900) -> dict[str, Any]:
         return _run(script, command, Path(work), timeout)
 
 
+def inherited() -> dict[str, str]:
+    """The environment of a side: a peer must not run with our interpreter, our Spark or our module path."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_", "PYTHON"))}
+
+
 def _run(script: str, command: list[str], work: Path, timeout: float) -> dict[str, Any]:
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{script}-{os.getpid()}-{time.monotonic_ns()}.log"
-    # A peer must not run with our interpreter, our Spark or our module path.
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_", "PYTHON"))}
     with (
         log.open("w") as errors,
         subprocess.Popen(
@@ -227,7 +230,7 @@ def _run(script: str, command: list[str], work: Path, timeout: float) -> dict[st
             stderr=errors,
             text=True,
             cwd=work,
-            env=inherited,
+            env=inherited(),
             start_new_session=True,
         ) as child,
     ):
