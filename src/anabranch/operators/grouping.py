@@ -100,17 +100,22 @@ def _first_rows(numbered: _Numbered) -> I64:
 
 
 def _dense(column: pl.Series) -> _Numbered | None:
-    """Number integers of a narrow range without hashing, three times as fast."""
+    """Number integers of a narrow range without hashing, three times as fast; where no integer of the range is missing,
+    they are their own numbers.
+
+    Every copy counts: of millions of rows, each costs as much in page faults as in arithmetic.
+    """
     values = column.to_numpy()
     low, high = int(values.min()), int(values.max())
     if high - low >= 2 * len(values):
         return None
-    offsets = values.astype(np.int64) - low
-    seen = np.zeros(high - low + 1, dtype=np.int64)
-    seen[offsets] = 1
-    numbers = np.cumsum(seen) - 1
+    values = values.astype(np.int64, copy=False)
+    offsets = values - low if low else values
+    seen = np.zeros(high - low + 1, dtype=np.bool_)
+    seen[offsets] = True
     found = pl.Series(np.flatnonzero(seen) + low).cast(column.dtype)
-    return _Numbered(numbers[offsets], len(found), found)
+    index = offsets if len(found) == len(seen) else (np.cumsum(seen) - 1)[offsets]
+    return _Numbered(index, len(found), found)
 
 
 @dataclass(frozen=True, slots=True)
