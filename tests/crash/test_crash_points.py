@@ -113,7 +113,6 @@ NOT_PLAIN = (
     "inputtrim",
     "lease",
     "logtrim",
-    "recovery.rebuilt",
     "replay",
     "restore.between",
     "rollback",
