@@ -34,6 +34,8 @@ ARROW = ("pyarrow==26.0.1", "numpy==2.4.6")
 # What each peer needs. Python's transformWithState needs pandas and protobuf, which Spark does not install.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "spark": ("pyspark==4.3.0", "pandas==3.1.1", "protobuf==6.33.5", *ARROW),
+    # Spark imports pandas, NumPy and Arrow at its start wherever they are, which a query without them need not pay for.
+    "bare-spark": ("pyspark==4.3.0",),
     "bytewax": ("bytewax==0.21.1", *ARROW),
 }
 

@@ -156,7 +156,12 @@ class Spark(Side):
     name = "spark"
 
     def command(self) -> list[str]:
-        return [str(environment("spark")), str(PEERS / "spark_restart.py"), str(self.data), str(self.root)]
+        return [
+            str(environment("bare-spark")),
+            str(PEERS / "spark_restart.py"),
+            str(self.data),
+            str(self.root),
+        ]
 
     def settled(self) -> bool:
         """Every batch is a checkpoint, but a start is only quick from a snapshot, of which there is one in ten batches."""
