@@ -280,7 +280,8 @@ class Checkpointer:
     def _trim(self, oldest_kept: Step, end: Step, usable: frozenset[int]) -> None:
         """In the background thread: forget what only versions before the oldest kept one needed.
 
-        A version that a recovery found damaged does not count among the kept.  The records of a step stay as long as its outputs: they say which files those are, and what they came from.
+        A version that a recovery found damaged does not count among the kept.  The records of a step stay as long as its
+        outputs: they say which files those are, and what they came from.
         """
         self.versions.trim(machine.KEPT, set(self.versions.list()) - usable)
         if self.settings.retain_steps is not None:
