@@ -6,13 +6,10 @@ Every row is a ratio; the machine's own speed cancels out.  A peer that can choo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from bench.data import Shape, make
-from bench.harness import Options, Row, alternate, compare, finish, options, ours, peer
-
-Benchmark = Callable[[Options], list[Row]]
+from bench.harness import Benchmark, Options, Row, alternate, compare, options, ours, peer, run_chosen
 
 
 def keyed_sum(kind: str, least: float) -> Benchmark:
@@ -164,20 +161,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def main() -> int:
-    chosen = options("The engine against its peers.")
-    unknown = set(chosen.only) - BENCHMARKS.keys()
-    if unknown:
-        print(
-            f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}",
-            file=sys.stderr,
-        )
-        return 2
-    rows: list[Row] = []
-    for name in chosen.only or BENCHMARKS:
-        print(f"{name} …", flush=True)
-        rows += BENCHMARKS[name](chosen)
-    suffix = "-" + "-".join(chosen.only) if chosen.only else ""
-    return finish(f"engine{suffix}", rows)
+    return run_chosen("engine", BENCHMARKS, options("The engine against its peers."))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Side-by-side measuring: rows of results, their table and JSON file, and peers in environments of their own.
 
-A benchmark is a script with a `main` that builds `Row`s and hands them to `finish`. Both sides run in one
+A suite is a script with a `main` that hands its benchmarks, which build `Row`s, to `run_chosen`. Both sides run in one
 invocation, in turn, so that a slow minute of the machine hits both; a figure is the median over those turns.
 A peer is a script in `bench/peers` that prints one JSON object as its last line and knows nothing of us.
 """
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -128,6 +128,9 @@ class Options:
     only: tuple[str, ...]
 
 
+Benchmark = Callable[[Options], list[Row]]
+
+
 def options(description: str, argv: Sequence[str] | None = None, *, rounds: int = 3) -> Options:
     """The command line that every benchmark has; `rounds` is what a run that is not quick does by default."""
     parser = argparse.ArgumentParser(description=description)
@@ -141,6 +144,21 @@ def options(description: str, argv: Sequence[str] | None = None, *, rounds: int 
     if turns < 1:
         parser.error(f"--rounds must be at least 1, not {turns}")
     return Options(quick=args.quick, rounds=turns, only=tuple(args.only))
+
+
+def run_chosen(suite: str, benchmarks: Mapping[str, Benchmark], chosen: Options) -> int:
+    """Run the benchmarks of a suite that were asked for, or all; the exit status."""
+    unknown = set(chosen.only) - benchmarks.keys()
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        print(f"no benchmark is called {names}; there are {', '.join(benchmarks)}", file=sys.stderr)
+        return 2
+    rows: list[Row] = []
+    for name in chosen.only or benchmarks:
+        print(f"{name} …", flush=True)
+        rows += benchmarks[name](chosen)
+    suffix = "-" + "-".join(chosen.only) if chosen.only else ""
+    return finish(f"{suite}{suffix}", rows)
 
 
 def median(values: Sequence[float]) -> float:

@@ -6,16 +6,24 @@ Every row is a ratio over runs in turn; load is half of what this machine takes 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Options, Row, alternate, compare, finish, median, options, ours, scratch
+from bench.harness import (
+    Benchmark,
+    Options,
+    Row,
+    alternate,
+    compare,
+    median,
+    options,
+    ours,
+    run_chosen,
+    scratch,
+)
 from bench.restart import Ours, Spark, Story
-
-Benchmark = Callable[[Options], list[Row]]
 
 _KEYS = 1_000_000
 _CHECKPOINT_SECONDS = 5.0
@@ -113,20 +121,9 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def main() -> int:
-    chosen = options("What fault tolerance costs, and how fast it is.", rounds=5)
-    unknown = set(chosen.only) - BENCHMARKS.keys()
-    if unknown:
-        print(
-            f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}",
-            file=sys.stderr,
-        )
-        return 2
-    rows: list[Row] = []
-    for name in chosen.only or BENCHMARKS:
-        print(f"{name} …", flush=True)
-        rows += BENCHMARKS[name](chosen)
-    suffix = "-" + "-".join(chosen.only) if chosen.only else ""
-    return finish(f"recovery{suffix}", rows)
+    return run_chosen(
+        "recovery", BENCHMARKS, options("What fault tolerance costs, and how fast it is.", rounds=5)
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 from pyspark.sql.types import LongType, StructField, StructType
-from spark_common import batches, keyed_schema, rate, report, session, stream
+from spark_common import batches, keyed_schema, report_batches, session, stream
 
 STATE = StructType([StructField("sum", LongType())])
 
@@ -57,12 +57,7 @@ def main() -> None:
         return writer.option("checkpointLocation", str(scratch / "checkpoint")).start()
 
     done = batches(start, limit=args.batches, timeout=args.timeout)
-    report(
-        rows_per_second=rate(done, warm_up=1),
-        rows_per_batch=done[0][0],
-        batches=len(done),
-        ms=[ms for _, ms in done],
-    )
+    report_batches(done)
     spark.stop()
 
 
