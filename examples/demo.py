@@ -13,6 +13,7 @@ from pathlib import Path
 import anabranch as ab
 from anabranch.cli.display import human
 from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.observe import Silent
 from anabranch.runtime.outputs import table
 
 JOB = Path("demo-job")
@@ -28,7 +29,7 @@ sizes = totals.select("n").key_by("n").count()
 sizes.output("sizes")
 
 
-class Watch:
+class Watch(Silent):
     """Prints a line every half second, and stops the first run halfway."""
 
     def __init__(self, halfway: bool) -> None:
@@ -48,14 +49,8 @@ class Watch:
             milliseconds = f"{done.seconds * 1000:4.0f} ms"
             print(f"  step {done.step:4d}  {bar:<30} {rows:>5} rows  {rate:>5} rows/s  {milliseconds}")
 
-    def idle(self, progress):
-        pass
-
     def fault(self, step, attempt, error):
         print(f"  step {step}, attempt {attempt} failed: {error}")
-
-    def stopping(self, waiting_for):
-        print(f"  stopping: {waiting_for}")
 
 
 def oracle():
