@@ -89,9 +89,9 @@ class Attempts:
                 self.repeated = True
                 attempt, isolate = self._after(error, standing, isolate)
 
-    def progressed(self, standing: Standing) -> None:
+    def progressed(self, step: Step) -> None:
         """A step was committed that never was before."""
-        self.faults.handle(Progressed(standing.progress.next_step))
+        self.faults.handle(Progressed(step))
 
     def failed(self, error: AnabranchError, step: Step) -> None:
         """Something outside of a step's own job failed: wait as long as is due, then the caller recovers; or give up."""

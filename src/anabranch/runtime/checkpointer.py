@@ -90,6 +90,7 @@ class Checkpointer:
         """Of those whose pieces are written."""
         self._machine = machine.Checkpointer(machine.Settings())
         self._snapshot_at: Step | None = None
+        self._asked = False
         self._may_stop = False
 
     # What the step loop tells.
@@ -97,6 +98,7 @@ class Checkpointer:
     def begin(self, standing: Standing, manifests: Mapping[int, Manifest]) -> None:
         """Start from where a recovery has brought the shards, with the versions that can be a base."""
         self.abandon()
+        self._asked = False
         self._manifests = dict(manifests)
         rules = machine.Settings(
             every_seconds=self.settings.checkpoint_seconds,
@@ -123,8 +125,14 @@ class Checkpointer:
         self._tell(machine.Published(step), standing)
 
     def ask(self, standing: Standing) -> None:
-        """Somebody wants a checkpoint of all that is committed."""
-        self._tell(machine.Asked(), standing)
+        """Somebody wants a checkpoint of all that is committed.
+
+        Until it is there, the same wish is found at every look.  Told again, the machine would take it for a new one,
+        for the steps since, and never be done with it.
+        """
+        if not self._asked:
+            self._asked = True
+            self._tell(machine.Asked(), standing)
 
     def poll(self, standing: Standing) -> None:
         """Let time pass, and take what the background thread has finished."""
@@ -199,6 +207,7 @@ class Checkpointer:
                 usable = frozenset(self._manifests)
                 self._submit(min(usable), partial(self._trim, step, end, usable), lambda _: None)
             case machine.Served():
+                self._asked = False
                 self.jobdir.clear("checkpoint")
             case machine.WaitFor(reason):
                 self.waiting(reason)

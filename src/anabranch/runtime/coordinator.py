@@ -374,7 +374,7 @@ class _Run:
         described = {name: [piece.to_json() for piece in pieces] for name, pieces in slices.items()}
         progress.advance({"slices": described}, commit)
         self.fleet.step_done(step)
-        self.attempts.progressed(standing)
+        self.attempts.progressed(step)
         if progress.next_step % SNAPSHOT_EVERY == 0:
             self.log.snapshot(progress)
         return commit

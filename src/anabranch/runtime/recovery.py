@@ -117,7 +117,8 @@ class Recovery:
         manifests = self._manifests()
         broken: dict[Version, str] = {}
         found: list[list[ShardFound]] = []
-        last = self._last_epoch(standing.progress)
+        committed = standing.progress
+        last = self._last_epoch(committed)
         workers = [WorkerId(number) for number in range(len(standing.layout.workers))]
         commands: list[Command] = fleet.begin(workers)
         while True:
@@ -141,6 +142,7 @@ class Recovery:
                         self.note(f"checkpoint {version.number} cannot be used: {error}")
                         broken[version] = str(error)
                         del manifests[version]
+                        standing.progress = committed
                         # Shards may have been rebuilt as of its step, which is beyond that of the version before it.
                         standing.epoch = self.jobdir.next_epoch()
                         commands = fleet.lost(workers)
