@@ -12,9 +12,10 @@ from pyspark import SparkContext
 
 import anabranch as ab
 from anabranch.errors import InputChangedError, JobDirError, ReplayError
+from anabranch.log.steplog import Progress
 from anabranch.model.ids import Step
 from anabranch.runtime.jobdir import JobDir
-from anabranch.runtime.observe import Silent
+from anabranch.runtime.observe import Silent, StepDone
 from anabranch.runtime.outputs import changes, table
 from anabranch.runtime.run import run
 from anabranch.state.versions import Versions
@@ -199,3 +200,39 @@ def test_two_checkpoints_are_kept(job: Job) -> None:
     assert [versions.manifest(number).step for number in versions.list()][-1] == STEPS + 2
     assert len(versions.list()) == 2
     assert all(0 < one.own <= one.total for one in versions.usage())
+
+
+def test_a_checkpoint_on_demand_is_made_while_steps_go_on(tmp_path: Path, spark: SparkContext) -> None:
+    flow = ab.Flow("busy")
+    flow.input("rows", ab.generator(keys=50)).key_by("key").count().output("counts")
+    where = JobDir(tmp_path / "job")
+
+    class Asks(Watch):
+        asked_at: int | None = None
+        served_at: int | None = None
+
+        def step(self, done: StepDone, progress: Progress) -> None:
+            if done.step == 2:
+                where.ask("checkpoint")
+                self.asked_at = progress.next_step
+            elif self.asked_at is not None and (not where.asked("checkpoint") or done.step == 200):
+                self.served_at = progress.next_step
+                where.ask("stop")
+
+    asks = Asks()
+    run(
+        flow,
+        where.path,
+        listener=asks,
+        context=spark,
+        workers=2,
+        shards=4,
+        max_step_rows=100,
+        checkpoint_seconds=None,
+    )
+    assert asks.asked_at is not None
+    assert asks.served_at is not None
+    assert not where.asked("checkpoint")
+    versions = Versions(where.checkpoints)
+    assert versions.manifest(versions.list()[0]).step >= asks.asked_at
+    assert asks.served_at < 200
