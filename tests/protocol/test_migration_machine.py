@@ -226,14 +226,26 @@ def test_what_was_not_committed_does_not_count() -> None:
     assert [p.low for p in driver.ask()] == [40]
 
 
-def test_an_aborted_step_is_asked_for_after_a_cancel() -> None:
-    driver = prepared(SUDDEN, [move(0)])
-    driver.ask()
-    assert driver.tell(CancelAsked()) == []
-    # Half of a copy may be at the target.
-    assert driver.tell(StepAborted(Step(0))) == [DropCopies(shards(0))]
+def test_a_step_that_failed_moves_the_same_again_though_it_is_cancelled() -> None:
+    """Else a copy that only the failed attempt wrote to would stay as that one left it."""
+    driver = prepared(FLUID, [move(0)])
+    first = driver.ask()
+    driver.tell(CancelAsked())
+    assert driver.tell(StepAborted(Step(0))) == []
+    assert driver.ask() == first
+    driver.commit()
+    assert [(p.low, p.end, p.back) for p in driver.ask()] == [(0, 40, True)]
+
+
+def test_a_step_that_failed_without_state_gets_none_when_the_copies_are_ready() -> None:
+    driver = Driver(Migration(HOT, [move(0)]))
+    driver.tell(Prepared({}))
     assert driver.ask() == ()
-    assert driver.tell(Dropped(shards(0))) == [Finish(cancelled=True)]
+    driver.tell(StepAborted(Step(0)))
+    driver.tell(CopyDone(Step(0), 1))
+    assert driver.ask() == ()
+    driver.commit()
+    assert [p.since for p in driver.ask()] == [Step(0)]
 
 
 def test_goes_on_after_a_crash() -> None:
@@ -269,6 +281,46 @@ def test_cancelled_before_anything_moved(strategy: Strategy) -> None:
     assert driver.tell(CancelAsked()) == [Finish(cancelled=True)]
     assert driver.tell(Prepared({})) == []
     assert driver.ask() == ()
+
+
+def test_cancelled_after_a_crash_before_anything_moved() -> None:
+    """Copies of the life before may be anywhere."""
+    driver = Driver(Migration(FLUID, [move(0)], cursors={}))
+    assert driver.tell(CancelAsked()) == [DropCopies(shards(0))]
+    assert driver.tell(Dropped(shards(0))) == [Finish(cancelled=True)]
+
+
+def test_cancelled_after_a_crash_when_something_is_cut() -> None:
+    driver = Driver(Migration(FLUID, [move(0), move(1)], {ShardId(0): 20}))
+    assert driver.tell(CancelAsked()) == [DropCopies(shards(1))]
+    assert driver.tell(Dropped(shards(1))) == []
+    assert driver.machine.phase is Phase.PREPARING
+    driver.tell(Prepared({}))
+    assert [(p.shard, p.low, p.end, p.back) for p in driver.ask()] == [(0, 0, 20, True)]
+
+
+def test_one_that_was_cancelled_before_a_crash_waits_for_the_sweep() -> None:
+    driver = Driver(Migration(FLUID, [], {}, cancelled=True))
+    driver.ask()
+    assert driver.commit() == []
+    assert driver.tell(Prepared({})) == [Finish(cancelled=True)]
+
+
+def test_nothing_comes_back_into_a_copy_that_a_checkpoint_reads() -> None:
+    driver = prepared(FLUID, [move(0)])
+    driver.ask()
+    driver.commit()
+    driver.tell(CancelAsked())
+    assert driver.machine.handle(StepAsked(Step(1), held=shards(0))) == [MoveInStep(Step(1), ())]
+    driver.commit()
+    assert [(p.low, p.end, p.back) for p in driver.ask()] == [(0, 40, True)]
+
+
+def test_a_checkpoint_does_not_hold_what_goes_forward() -> None:
+    driver = prepared(FLUID, [move(0)])
+    (answer,) = driver.tell(StepAsked(Step(0), held=shards(0)))
+    assert isinstance(answer, MoveInStep)
+    assert answer.pieces
 
 
 def test_hot_cancelled_while_it_copies() -> None:
@@ -360,6 +412,11 @@ def test_one_step_at_a_time() -> None:
         driver.machine.handle(StepAsked(Step(1)))
     with pytest.raises(EngineError, match="step 3"):
         driver.machine.handle(StepCommitted(Step(3), 0.1, 0))
+    driver.tell(StepAborted(Step(0)))
+    with pytest.raises(EngineError, match="step 0"):
+        driver.machine.handle(StepCommitted(Step(0), 0.1, 0))
+    with pytest.raises(EngineError, match="step 1"):
+        driver.machine.handle(StepAsked(Step(1)))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ Theory of operation
 -------------------
 A migration is a set of moves: shards that change their host.  State moves inside steps, and a step is the unit of
 everything: whoever runs step n asks first (`StepAsked`) and is told the pieces that change over in it
-(`MoveInStep`); `StepCommitted` makes them true, `StepAborted` makes them never have been.  For each shard a *cursor*
+(`MoveInStep`); `StepCommitted` makes them true, `StepAborted` makes them never have been.  The next attempt at the
+step gets the same pieces, whatever was wished for meanwhile: with others, a copy that only the failed attempt wrote to would
+be opened by nobody and stay as that one left it.  For each shard a *cursor*
 says how far it has come: hashes below it are with the arriving copy at the move's target, the others with the one
 at its source.  The cursor goes up; when a migration is cancelled, it comes down again.
 
@@ -20,12 +22,14 @@ What a shard leaves behind is dropped as soon as it is whole elsewhere; the driv
 checkpoint reads the copy, and reports it with `Dropped`.  The migration ends when all are whole and all is dropped.
 
 Cancelling turns every shard round, after the step under way.  One that has not begun stays.  A cut one comes
-back piece by piece (`back`).  One that is whole at its target is a new move in the opposite direction; since its
-old copy lies where the new one will be, it waits until that is dropped.
+back piece by piece (`back`), but not while a checkpoint reads the copy that stayed as of a step before the cut: what
+arrives is written without undo, and would show in it (`StepAsked.held`).  One that is whole at its target is a new
+move in the opposite direction; since its old copy lies where the new one will be, it waits until that is dropped.
 
-After a crash the driver builds a machine anew from what is committed: the moves, the `cursors`, and the shards that were
-coming back.  Before `Prepared` it removes from all hosts what the placement does not name: half copies, and copies
-of attempts that failed.
+After a crash, or when state had to be recovered, the driver takes every copy back to what the last commit record says, under
+a new fence, and builds a machine anew from that record: the moves, the `cursors`, and the shards that were coming
+back.  Before `Prepared` it removes from all hosts what the placement does not name: half copies, and copies of
+attempts that failed.
 
 Safety: **for every key and every step, exactly one copy is read and written; it holds the effects of exactly the
 committed steps; and it is where the routing of that step sends the key.**
@@ -33,13 +37,14 @@ committed steps; and it is where the routing of that step sends the key.**
 Invariants that `validate` asserts:
 
 - MIG-1  a cursor stays within its shard, and a step has at most one piece of a shard;
-- MIG-2  only a committed step moves a cursor: each piece that is outstanding begins where its shard's cursor is;
+- MIG-2  only a committed step moves a cursor: each piece that is under way begins where its shard's cursor is;
 - MIG-3  a copy is dropped only when no committed hash is in it: a source when the step with the last piece is
-         committed, an arriving copy when the cursor is at the lowest hash; and no piece of such a shard is outstanding;
+         committed, an arriving copy when the cursor is at the lowest hash; and no piece of such a shard is under way;
 - MIG-4  it is over only when every shard is whole at its place and all that was left behind is dropped;
-- MIG-5  at most one step is outstanding, and it is not one that was committed;
+- MIG-5  at most one step is under way, and it is not one that was committed;
 - MIG-6  what a step is expected to move is within its limit, unless it is one piece of a single hash;
-- MIG-7  a piece leaves out only what a background copy holds: of a whole shard, as of a step that is not beyond its own.
+- MIG-7  a piece leaves out only what a background copy holds: of a whole shard, as of a step that is not beyond its own;
+- MIG-8  the next attempt at a step has the pieces of the one that failed.
 
 Must not know: hosts, incarnations, files, how long anything takes but what it is told.
 """
@@ -108,6 +113,8 @@ class StepAsked:
     """The step is about to run; its pieces, please.  Answered by exactly one `MoveInStep`."""
 
     step: Step
+    held: Collection[ShardId] = ()
+    """Shards of which nothing may come back in this step, as a checkpoint reads them.  All shards will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +128,7 @@ class StepCommitted:
 
 @dataclass(frozen=True, slots=True)
 class StepAborted:
-    """Nothing of the step happened.  It is asked again before its next attempt, and may get other pieces."""
+    """Nothing of the step happened.  It is asked for again before its next attempt, and gets the same pieces."""
 
     step: Step
 
@@ -215,8 +222,10 @@ class Migration:
     """The machine.  Mappings are replaced, never changed, so that a shallow copy is a copy.
 
     Args:
-        moves: every shard that has to change its host, each once; those that are done may be among them.
-        cursors: after a crash, how far each shard has come; at its move's end it is done.
+        moves: every shard that changes its host, each once; after a crash also those that are done, so that they can be
+            brought back.
+        cursors: after a crash, how far each shard has come; at its move's end it is done.  None: it begins now, and there is
+            nothing at the targets.
         next_step: the step after the last committed one.
         backwards: after a crash, the shards that were coming back: what is below their cursors returns to the source.
         cancelled: after a crash, that the moves undo a migration that was cancelled.
@@ -246,7 +255,7 @@ class Migration:
         backwards: Collection[ShardId] = (),
         cancelled: bool = False,
     ) -> None:
-        cursors = cursors or {}
+        resumed, cursors = cursors is not None, cursors or {}
         listed = tuple(moves)
         self.settings = settings
         self.phase = Phase.PREPARING
@@ -256,14 +265,15 @@ class Migration:
                 move,
                 cursors.get(move.shard, move.low),
                 back=move.shard in backwards,
-                arrived=cursors.get(move.shard, move.low) > move.low,
+                arrived=resumed,
             )
             for move in listed
         }
         self._check(listed, cursors, backwards)
         self._batch = settings.batch or max(1, -(-len(listed) // 8))
         self._next_step = next_step
-        self._outstanding: MoveInStep | None = None
+        self._under_way: MoveInStep | None = None  # from the first question to the commit
+        self._attempting = False  # whether an attempt at it is outstanding
         self._cancel_wanted = False
         self._moved_bytes = 0
         self._budget = Budget(
@@ -325,14 +335,13 @@ class Migration:
         match event:
             case Prepared(sizes) if self.phase is Phase.PREPARING:
                 commands = self._prepared(sizes)
-            case StepAsked(step):
-                commands = [self._ask(step)]
+            case StepAsked(step, held):
+                return [self._ask(step, held)]
             case StepCommitted(step, seconds, moved_bytes):
                 self._committed(step, seconds, moved_bytes)
             case StepAborted(step):
-                if self._outstanding is not None:
-                    self._expect(step)
-                self._outstanding = None
+                self._expect(step)
+                self._attempting = False
             case CopyDone(as_of, size) if self._copying:
                 commands = self._copy_done(as_of, size)
             case CopyFailed() if self._copying:
@@ -347,7 +356,7 @@ class Migration:
         return [*commands, *self._next_commands()]
 
     def validate(self) -> None:
-        out = self._outstanding
+        out = self._under_way
         pieces = () if out is None else out.pieces
         moving = [piece.shard for piece in pieces]
         assert len(set(moving)) == len(moving), "MIG-1"
@@ -390,30 +399,32 @@ class Migration:
             return self._copy(None)
         return []
 
-    def _ask(self, step: Step) -> MoveInStep:
-        if self._outstanding is not None or step < self._next_step:
+    def _ask(self, step: Step, held: Collection[ShardId]) -> MoveInStep:
+        again = self._under_way
+        if self._attempting or step < self._next_step or (again is not None and again.step != step):
             raise EngineError(
-                f"the migration is asked for the pieces of step {step} while {self._outstanding or 'nothing'} is "
-                f"outstanding and {self._next_step} is the next step; commit or abort a step before the next is asked for"
+                f"the migration is asked for the pieces of step {step}, {self._next_step} is the next step and "
+                f"{again or 'nothing'} is under way: commit or abort a step, and commit it before the next is asked for"
             )
-        self._next_step = step
-        pieces = self._pieces() if self.phase is Phase.MOVING else ()
-        self._mark((piece.shard for piece in pieces), arrived=True)
-        self._outstanding = MoveInStep(step, pieces)
-        return self._outstanding
+        if again is None:
+            pieces = self._pieces(held) if self.phase is Phase.MOVING else ()
+            self._mark((piece.shard for piece in pieces), arrived=True)
+            again = self._under_way = MoveInStep(step, pieces)
+        self._attempting = True
+        return again
 
     def _committed(self, step: Step, seconds: float, moved_bytes: int) -> None:
         pieces: tuple[Piece, ...] = ()
-        if self._outstanding is not None:
+        if self._under_way is not None:
             self._expect(step)
-            pieces = self._outstanding.pieces
+            pieces = self._under_way.pieces
         self._budget = self._budget.told(max(1, self._planned(pieces)) if pieces else 0, seconds)
         tracks = dict(self._tracks)
         for piece in pieces:
             track = tracks[piece.shard]
             tracks[piece.shard] = replace(track, cursor=piece.low if piece.back else piece.end)
         self._tracks = tracks
-        self._outstanding = None
+        self._under_way, self._attempting = None, False
         self._next_step = Step(step + 1)
         self._moved_bytes += moved_bytes
 
@@ -452,7 +463,7 @@ class Migration:
     def _next_commands(self) -> list[Command]:
         if self.phase is Phase.DONE:
             return []
-        if self._cancel_wanted and not (self._outstanding and self._outstanding.pieces):
+        if self._cancel_wanted and not (self._under_way and self._under_way.pieces):
             self._cancel()
         self._turn_round()
         commands: list[Command] = []
@@ -466,8 +477,7 @@ class Migration:
         if self.phase in (Phase.MOVING, Phase.DROPPING):
             self.phase = Phase.MOVING if self._todo() else Phase.DROPPING
         over = all(track.whole and track.drop is Drop.GONE for track in self._tracks.values())
-        # Before it is prepared nothing is over, unless nothing has to come back.
-        if over and (self.phase is Phase.DROPPING or self.cancelled):
+        if over and self.phase is Phase.DROPPING:
             self.phase = Phase.DONE
             commands.append(Finish(self.cancelled))
         return commands
@@ -484,6 +494,9 @@ class Migration:
             shard: replace(track, turns=True) if track.whole else replace(track, back=True)
             for shard, track in self._tracks.items()
         }
+        if self.phase is Phase.PREPARING and not self._todo():
+            # Nobody has to be ready for it.
+            self.phase = Phase.DROPPING
 
     def _turn_round(self) -> None:
         """Shards that wait for nothing but their new way back."""
@@ -516,9 +529,13 @@ class Migration:
 
     # --- pieces
 
-    def _pieces(self) -> tuple[Piece, ...]:
+    def _pieces(self, held: Collection[ShardId]) -> tuple[Piece, ...]:
         # A half copy that is being dropped is where the shard's new copy has to be.
-        ready = [track for track in self._todo() if track.drop is Drop.NONE]
+        ready = [
+            track
+            for track in self._todo()
+            if track.drop is Drop.NONE and not (track.back and track.move.shard in held)
+        ]
         if self._strategy is Strategy.HOT:
             return tuple(track.piece(track.left, self._copied) for track in ready)
         if self._strategy is Strategy.FLUID and self._budget.rests:
@@ -539,9 +556,9 @@ class Migration:
         self._tracks = {**self._tracks, **{s: replace(self._tracks[s], **changes) for s in shards}}
 
     def _expect(self, step: Step) -> None:
-        if self._outstanding is None or self._outstanding.step != step:
+        if self._under_way is None or self._under_way.step != step or not self._attempting:
             raise EngineError(
-                f"the migration is told of step {step} while {self._outstanding} is outstanding"
+                f"the migration is told how step {step} ended, and {self._under_way or 'nothing'} is under way"
             )
 
     def _check(
