@@ -1,86 +1,98 @@
-"""Two stores and a shard that moves between them, for tests of moving state."""
+"""A shard whose keys move between stores, for tests of moving state."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from hypothesis import strategies as st
 from shard_helpers import fence, identity
 
-from anabranch.model.ids import RegionId, Step
+from anabranch.model.ids import Epoch, RegionId, Step
 from anabranch.model.ranges import HashRange
-from anabranch.state.address import is_long
+from anabranch.state.asof import AsOf
+from anabranch.state.asof import Rows as Batch
 from anabranch.state.store import ShardStore
-from anabranch.state.transaction import marker_of
 from anabranch.state.transfer import Arrival, Cargo, collect
-from anabranch.state.worker import OwnedShard, WorkerState, run_with_growth
+from anabranch.state.undo import UndoRing, short_name
+from anabranch.state.worker import OwnedShard, TouchedShard, WorkerState, run_with_growth
 
 Q, R = RegionId("q"), RegionId("region-" + "ä" * 150)
 TABLES = {Q: ("q.a", "q." + "é" * 120), R: ("r.t",)}
-TOP = (1 << 64) - 1
-ALL: HashRange = (0, TOP + 1)
-State = dict[tuple[str, bytes], bytes]
-Rows = Mapping[tuple[str, bytes], bytes | None]
+NAMES = {short_name(name): name for many in TABLES.values() for name in many}
+ALL: HashRange = (0, 1 << 64)
+Place = tuple[str, bytes]
+State = dict[Place, bytes]
+Rows = Mapping[Place, bytes | None]
 
 
 def address(hash_: int, key: bytes = b"k") -> bytes:
     return hash_.to_bytes(8, "big") + b"\0" + key
 
 
-def hash_of(place: tuple[str, bytes]) -> int:
+HASHES = [0, 7, 1 << 62, 1 << 63, (1 << 63) + 1, (1 << 64) - 1]
+KEYS = [b"a", b"b", b"L" * 503, b"M" * 900 + b"1", b"M" * 900 + b"2"]
+ROWS = st.dictionaries(
+    st.tuples(
+        st.sampled_from(sorted(NAMES.values())),
+        st.builds(address, st.sampled_from(HASHES), st.sampled_from(KEYS)),
+    ),
+    st.none() | st.binary(max_size=3),
+    max_size=12,
+)
+
+
+def hash_of(place: Place) -> int:
     return int.from_bytes(place[1][:8], "big")
 
 
-def within(rows: Rows, hashes: HashRange) -> dict[tuple[str, bytes], bytes | None]:
+def within(rows: Rows, hashes: HashRange) -> dict[Place, bytes | None]:
     return {place: v for place, v in rows.items() if hashes[0] <= hash_of(place) < hashes[1]}
 
 
 def applied(state: State, rows: Rows) -> State:
-    after = {**state, **rows}
-    return {place: value for place, value in after.items() if value is not None}
+    return {place: value for place, value in {**state, **rows}.items() if value is not None}
 
 
 def owned(
     path: Path, incarnation: int = 0, hashes: HashRange = ALL, arriving: Arrival | None = None
 ) -> OwnedShard:
-    return OwnedShard(
-        path, identity(incarnation=incarnation), hashes=hashes, tables=TABLES, arriving=arriving
-    )
+    who = identity(incarnation=incarnation)
+    return OwnedShard(path, who, hashes=hashes, tables=TABLES, arriving=arriving)
 
 
 def run(
-    shard: OwnedShard,
-    step: int,
-    rows: Rows,
-    *,
-    attempt: int = 0,
-    epoch: int = 0,
-    keep: int = 0,
-    regions: Sequence[RegionId] = (Q, R),
-) -> list:
-    """One step, all regions in one stage, over what `rows` has in the shard's range."""
-    mine = within(rows, shard.valid)
+    shard: OwnedShard, step: int, rows: Rows, *, attempt: int = 0, epoch: int = 0, keep: int = 0
+) -> list[TouchedShard]:
+    """One step, with a stage for each region, over what `rows` has in the shard's range."""
+    touched = []
+    for region in TABLES:
+        arriving = shard.arriving
+        if arriving is not None:
+            arriving = Arrival(tuple(c for c in arriving.cargos if c.region == region), arriving.fresh)
+        stage = owned(Path(shard.path), shard.identity.incarnation, shard.valid, arriving)
+        touched += _run_stage(stage, region, fence(step, attempt, epoch), within(rows, shard.valid), keep)
+    return touched
 
-    def body(state: WorkerState) -> list:
-        for region in regions:
-            for table in TABLES[region]:
-                some = {a: v for (t, a), v in mine.items() if t == table}
-                if some:
-                    _write(state, region, table, some)
+
+def _run_stage(shard: OwnedShard, region: RegionId, now, rows: Rows, keep: int) -> list[TouchedShard]:
+    def body(state: WorkerState) -> list[TouchedShard]:
+        for table in TABLES[region]:
+            some = {a: v for (t, a), v in rows.items() if t == table}
+            if some:
+                _write(state, region, table, some)
         return state.commit()
 
-    now = fence(step, attempt, epoch)
-    return run_with_growth(lambda: WorkerState(1, [shard], now, regions, Step(keep)), body)
+    return run_with_growth(lambda: WorkerState(1, [shard], now, [region], Step(keep)), body)
 
 
 def _write(state: WorkerState, region: RegionId, table: str, rows: Mapping[bytes, bytes | None]) -> None:
-    import numpy as np
-
     addresses = sorted(rows)
     hashes = np.array([int.from_bytes(a[:8], "big") for a in addresses], dtype=np.uint64)
+    keys = [a[9:] for a in addresses]
     operator, _, name = table.partition(".")
     view = state.scoped(operator, region)
-    keys = [a[9:] for a in addresses]
     view.put(name, hashes, keys, [rows[a] for a in addresses], view.get(name, hashes, keys))
 
 
@@ -93,63 +105,50 @@ def take(
     epoch: int = 0,
     marks: int | None = 0,
     since: int | None = None,
-    regions: Sequence[RegionId] = (Q, R),
 ) -> tuple[Cargo, ...]:
     """Collect all regions, as they travel: encoded and decoded."""
     store = ShardStore.open(path)
     found = []
-    for region in regions:
-        at = marker_of(store, region)
+    for region, tables in TABLES.items():
         cargo = collect(
             store,
             fence(step, attempt, epoch),
             region,
-            TABLES[region],
+            tables,
             hashes,
-            at if at != step else before_of(store, region),
+            stands(store, region, step),
             None if marks is None else Step(marks),
             None if since is None else Step(since),
         )
-        found.append(Cargo.decode(cargo.encode()))
-        assert found[-1].keys == cargo.keys
-        assert found[-1].size == cargo.size
+        raw = cargo.encode()
+        found.append(Cargo.decode(raw))
+        assert (found[-1].keys, found[-1].size) == (cargo.keys, cargo.size)
+        assert found[-1].encode() == raw
     return tuple(found)
 
 
-def before_of(store: ShardStore, region: RegionId) -> Step | None:
-    """Where the region was before the step that it is at."""
-    from anabranch.state.undo import UndoRing
-
+def stands(store: ShardStore, region: RegionId, step: int) -> Step | None:
+    """Where a region was before a step, which may have been applied already."""
     with store.begin(write=False) as txn:
         ring = UndoRing(store, txn)
         marker = ring.marker(region)
-        assert marker is not None
-        before = ring.record(region, marker.step)[0]
-    return None if before is None else before.step
+        if marker is not None and marker.step == step:
+            marker = ring.record(region, marker.step)[0]
+    return None if marker is None else marker.step
 
 
 def content(path: Path, hashes: HashRange = ALL) -> State:
-    """All that counts in a store, by the tables' full names."""
-    found: State = {}
-    for cargo in _peek(path, hashes):
-        for table in cargo.tables:
-            for place, value in zip(table.addresses, table.values, strict=True):
-                assert value is not None
-                found[table.name, place] = value
+    """All that counts in a store."""
+    return flat(AsOf(ShardStore.open(path), Step(1 << 40), Epoch(99)).scan([hashes]))  # type: ignore[return-value]
+
+
+def changed(path: Path, at: int, since: int, hashes: HashRange = ALL) -> dict[Place, bytes | None]:
+    """What an incremental checkpoint as of `at` would get."""
+    return flat(AsOf(ShardStore.open(path), Step(at), Epoch(99)).changed(Step(since), [hashes]))
+
+
+def flat(batches: Sequence[Batch]) -> dict[Place, bytes | None]:
+    found: dict[Place, bytes | None] = {}
+    for rows in batches:
+        found.update(((NAMES[rows.table], a), v) for a, v in zip(rows.addresses, rows.values, strict=True))
     return found
-
-
-def _peek(path: Path, hashes: HashRange) -> list[Cargo]:
-    from anabranch.model.ids import Epoch
-    from anabranch.state.asof import AsOf
-    from anabranch.state.cargo import CargoTable
-    from anabranch.state.undo import short_name
-
-    names = {short_name(name): (region, name) for region, many in TABLES.items() for name in many}
-    cargos = []
-    for rows in AsOf(ShardStore.open(path), Step(1 << 40), Epoch(99)).scan([hashes]):
-        region, name = names[rows.table]
-        table = CargoTable(name, rows.addresses, rows.values, bytes(len(rows.addresses)), ())
-        cargos.append(Cargo(identity().shard, region, *hashes, None, None, Step(0), (table,)))
-    assert all(is_long(a) or len(a) <= 511 for c in cargos for t in c.tables for a in t.addresses)
-    return cargos

@@ -372,11 +372,11 @@ class AsOf:
                 if last is None and born is not None and base.step < born:
                     break
                 raise self._too_short(region, base.step)
-        position = since
-        while marks := self._read(partial(self._some_marks, region=region, since=position)):
-            for _, raw in marks:
+        behind: tuple[Step, int] | None = None
+        while marks := self._read(partial(self._some_marks, region=region, since=since, behind=behind)):
+            for *_, raw in marks:
                 yield from marked_in(raw)
-            position = marks[-1][0]
+            behind = marks[-1][:2]
 
     def _some_records(self, txn: Any, *, region: RegionId, since: Step, last: Step | None) -> list[Record]:
         found: list[Record] = []
@@ -392,12 +392,15 @@ class AsOf:
     def _history(self, txn: Any, *, region: RegionId) -> History:
         return UndoRing(self.store, txn).history(region)
 
-    def _some_marks(self, txn: Any, *, region: RegionId, since: Step) -> list[tuple[Step, bytes]]:
-        found: list[tuple[Step, bytes]] = []
+    def _some_marks(
+        self, txn: Any, *, region: RegionId, since: Step, behind: tuple[Step, int] | None
+    ) -> list[tuple[Step, int, bytes]]:
+        ring = UndoRing(self.store, txn)
+        found: list[tuple[Step, int, bytes]] = []
         size = 0
-        for step, raw in UndoRing(self.store, txn).marks(region, since):
-            found.append((step, raw))
-            size += len(raw)
+        for each in ring.marks(region, since) if behind is None else ring.marks_behind(region, *behind):
+            found.append(each)
+            size += len(each[2])
             if size > _RECORD_BYTES:
                 break
         return found

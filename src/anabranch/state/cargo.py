@@ -38,7 +38,8 @@ class CargoTable(NamedTuple):
     flags: bytes
     """One byte for each key: 1 if it changed since the checkpoint before, else 0."""
     gone: Sequence[bytes]
-    """Keys that changed since the checkpoint before, are no more, and are not among `addresses`."""
+    """Keys that changed since the checkpoint before and are not among `addresses`: where all keys travel, they are no
+    more."""
 
     @property
     def marked(self) -> Touched:
@@ -109,6 +110,16 @@ class Cargo:
             return cls(shard, region, low, high + 1, marker, since, known, found)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise CorruptError(f"state that was sent does not parse: {error!r}") from error
+
+
+def packed(
+    name: str, addresses: Sequence[bytes], values: Sequence[bytes | None], marked: set[bytes]
+) -> CargoTable:
+    """A table of cargo; `marked` are the keys that changed, whether they are still there or not."""
+    if not marked:
+        return CargoTable(name, addresses, values, bytes(len(addresses)), ())
+    flags = bytes(map(marked.__contains__, addresses))
+    return CargoTable(name, addresses, values, flags, sorted(marked.difference(addresses)))
 
 
 def _table(name: str, addresses: Any, values: Any, flags: bytes, gone: Any) -> CargoTable:

@@ -39,6 +39,10 @@ class Arrived(NamedTuple):
     def overlaps(self, ranges: Sequence[HashRange]) -> bool:
         return any(self.low < end and low <= self.high for low, end in ranges)
 
+    def replaces(self, old: Arrived) -> bool:
+        """Whether nothing need be known of an earlier arrival after this one."""
+        return old.step == self.step or (self.low <= old.low and old.high <= self.high)
+
 
 class History(NamedTuple):
     """The arrivals of one region of a store."""
@@ -48,20 +52,16 @@ class History(NamedTuple):
     arrivals: tuple[Arrived, ...] = ()
 
     def after(self, arrived: Sequence[Arrived], keep_from: Step) -> History:
-        """With these, all of one step, in place of what an earlier attempt of the step has left.
+        """With these, all of one step, in place of what came to the same hashes or in the same step before.
 
         Arrivals below `keep_from`, to which nobody goes back, become one.
         """
-        steps = {each.step for each in arrived}
-        kept = [each for each in self.arrivals if each.step not in steps]
-        old = [each for each in kept if each.step < keep_from]
-        if len(old) > 1:
-            kept = [each for each in kept if each.step >= keep_from]
-            lows, highs = min(each.low for each in old), max(each.high for each in old)
-            kept.insert(
-                0,
-                Arrived(max(each.step for each in old), lows, highs, max(each.known for each in old)),
-            )
+        kept = [old for old in self.arrivals if not any(new.replaces(old) for new in arrived)]
+        past = [each for each in kept if each.step < keep_from]
+        if len(past) > 1:
+            lows, highs = min(each.low for each in past), max(each.high for each in past)
+            steps, knowns = max(each.step for each in past), max(each.known for each in past)
+            kept = [Arrived(steps, lows, highs, knowns), *(each for each in kept if each.step >= keep_from)]
         return self._replace(arrivals=(*kept, *arrived))
 
     def floor(self, ranges: Sequence[HashRange] = EVERYTHING) -> Step:

@@ -159,6 +159,11 @@ class ShardStore:
                 # Another process has made it, and filled it, meanwhile.
                 return cls.open(path, identity)
 
+    @staticmethod
+    def forget(path: str | os.PathLike[str]) -> None:
+        """Close what this process has open at a path, without looking at the files there."""
+        _OPEN.forget(os.path.abspath(path))
+
     # --- transactions
 
     def begin(self, *, write: bool) -> Any:

@@ -28,7 +28,8 @@ from anabranch.model.ids import RegionId, Step
 from anabranch.model.ranges import HashRange
 from anabranch.state.address import is_long, prefix, whole
 from anabranch.state.arrival import Arrival
-from anabranch.state.cargo import Cargo, CargoTable
+from anabranch.state.cargo import Cargo, CargoTable, packed
+from anabranch.state.copying import copy_in, copy_out
 from anabranch.state.faults import with_growth
 from anabranch.state.identity import Fence, Marker
 from anabranch.state.store import META, UNDO, ShardStore
@@ -36,12 +37,12 @@ from anabranch.state.tables import ShardTable
 from anabranch.state.transaction import check_fence, refuse_twin, store_fence, write_transaction
 from anabranch.state.undo import Touched, UndoRing, follows, marked_in, short_name, touched_in
 
-__all__ = ["Arrival", "Cargo", "CargoTable", "collect", "weigh"]
+__all__ = ["Arrival", "Cargo", "CargoTable", "collect", "copy_in", "copy_out", "weigh"]
 
 COLLECTED = crash.declare("move.collected", "a source is fenced for a move, its keys not yet read")
 _CHUNK = 4096
-Names = dict[str, set[bytes]]
-"""Of each table, some addresses."""
+Names = dict[bytes, set[bytes]]
+"""Of each table, by its short name, some addresses."""
 
 
 def collect(
@@ -166,25 +167,10 @@ def _read(
         if wanted is None:
             addresses, values = _range(store, txn, name, hashes)
         else:
-            addresses = sorted(wanted.get(short(name), ()))
+            addresses = sorted(wanted.get(short_name(name), ()))
             values = _get(store, txn, name, addresses)
-        found.append(packed(name, addresses, values, marked.get(short(name), set())))
+        found.append(packed(name, addresses, values, marked.get(short_name(name), set())))
     return Cargo(store.identity.shard, region, *hashes, before, since, min(known, fence.step), tuple(found))
-
-
-def packed(
-    name: str, addresses: Sequence[bytes], values: Sequence[bytes | None], marked: set[bytes]
-) -> CargoTable:
-    """A table of cargo; `marked` are the keys that changed, whether they are still there or not."""
-    if not marked:
-        return CargoTable(name, addresses, values, bytes(len(addresses)), ())
-    flags = bytes(map(marked.__contains__, addresses))
-    return CargoTable(name, addresses, values, flags, sorted(marked.difference(addresses)))
-
-
-def short(name: str) -> str:
-    """The same for a full name and for one that was cut on disk."""
-    return short_name(name).decode("utf-8", "surrogateescape")
 
 
 def _changed(
@@ -198,7 +184,7 @@ def _changed(
 
     def add(some: Sequence[Touched]) -> None:
         for touched in some:
-            names.setdefault(short(touched.table), set()).update(touched.within(hashes).addresses)
+            names.setdefault(short_name(touched.table), set()).update(touched.within(hashes).addresses)
 
     for record in ring.records(region, since):
         if not follows(record.before, last, since, history.born):
@@ -206,7 +192,7 @@ def _changed(
             complete = max(complete, record.step)
         last = record.step
         add(touched_in(record.raw))
-    for _, raw in ring.marks(region, since):
+    for *_, raw in ring.marks(region, since):
         add(marked_in(raw))
     end = since if last is None else Step(last + 1)
     if (

@@ -41,6 +41,8 @@ _STEP = struct.Struct(">Q")
 _MAX_NAME = 200
 _MARKER = b"marker:"
 _ACQUIRED = b"acquired:"
+_PART = struct.Struct(">I")
+_LAST_PART = (1 << 32) - 1
 _MARKS = b"\xff"
 """First byte of the key of a record of marks; that of an undo record is the length of a name."""
 _HEAD = 256
@@ -204,21 +206,18 @@ class UndoRing:
 
     def records(self, region: RegionId, first: Step, end: Step | None = None) -> Iterator[Record]:
         """The records from `first` on and below `end`, ascending; the caller checks that they are a chain."""
-        for step, raw in self._steps(_undo_key(region, first)):
-            if end is not None and step >= end:
-                return
-            yield Record(step, _before(raw), raw)
-
-    def _steps(self, first: bytes) -> Iterator[tuple[Step, bytes]]:
-        """Step and value of this key and of those behind it that differ in the step alone."""
-        name = first[: -_STEP.size]
+        name = _undo_key(region, Step(0))[: -_STEP.size]
         cursor = self._txn.cursor(db=self._undo)
-        if not cursor.set_range(first):
+        if not cursor.set_range(_undo_key(region, first)):
             return
         for key in cursor.iternext(values=False):
-            if not key.startswith(name) or len(key) != len(first):
+            if not key.startswith(name) or len(key) != len(name) + _STEP.size:
                 return
-            yield Step(_STEP.unpack_from(key, len(name))[0]), cursor.value()
+            step = Step(_STEP.unpack_from(key, len(name))[0])
+            if end is not None and step >= end:
+                return
+            raw = cursor.value()
+            yield Record(step, _before(raw), raw)
 
     def has_record(self, region: RegionId, step: Step) -> bool:
         return self._txn.get(_undo_key(region, step), db=self._undo) is not None
@@ -239,17 +238,37 @@ class UndoRing:
 
     # --- what came from other stores
 
-    def marks(self, region: RegionId, since: Step) -> Iterator[tuple[Step, bytes]]:
-        """The records of marks of arrivals after `since`, ascending, for `marked_in`."""
-        return self._steps(_marks_key(region, Step(since + 1)))
+    def marks(self, region: RegionId, since: Step) -> Iterator[tuple[Step, int, bytes]]:
+        """The records of marks of arrivals after `since`, ascending, for `marked_in`; a step may have several parts."""
+        return self.marks_behind(region, since, _LAST_PART)
+
+    def marks_behind(self, region: RegionId, step: Step, part: int) -> Iterator[tuple[Step, int, bytes]]:
+        """As `marks`, behind a part of a step's."""
+        first = _marks_key(region, Step(0))
+        cursor = self._txn.cursor(db=self._undo)
+        if not cursor.set_range(_marks_key(region, step) + _PART.pack(part) + b"\x00"):
+            return
+        for key in cursor.iternext(values=False):
+            if key[: -_STEP.size - _PART.size] != first[: -_STEP.size]:
+                return
+            at = len(first) - _STEP.size
+            yield Step(_STEP.unpack_from(key, at)[0]), _PART.unpack_from(key, len(first))[0], cursor.value()
 
     def set_marks(self, region: RegionId, step: Step, keys: Sequence[Touched]) -> None:
         """Say which keys that arrived in `step` had changed before, instead of what was said."""
+        self._drop(_marks_key(region, step), _marks_key(region, Step(step + 1)))
+        self.add_marks(region, step, keys)
+
+    def add_marks(self, region: RegionId, step: Step, keys: Sequence[Touched]) -> None:
+        """As `set_marks`, besides what was said."""
         some = [each for each in keys if each.addresses]
         if some:
-            self._txn.put(_marks_key(region, step), msgpack.packb(some), db=self._undo)
-        else:
-            self._txn.delete(_marks_key(region, step), db=self._undo)
+            first, end = _marks_key(region, step), _marks_key(region, Step(step + 1))
+            cursor = self._txn.cursor(db=self._undo)
+            there = cursor.prev() if cursor.set_range(end) else cursor.last()
+            last = cursor.key() if there else b""
+            part = _PART.unpack_from(last, len(first))[0] + 1 if last.startswith(first) else 0
+            self._txn.put(first + _PART.pack(part), msgpack.packb(some), db=self._undo)
 
     def history(self, region: RegionId) -> History:
         raw = self._txn.get(_ACQUIRED + short_name(region), db=self._meta)
@@ -339,6 +358,7 @@ def _undo_key(region: RegionId, step: Step) -> bytes:
 
 
 def _marks_key(region: RegionId, step: Step) -> bytes:
+    """What the keys of the parts of a step's marks begin with."""
     return _MARKS + _undo_key(region, step)
 
 
