@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from anabranch.errors import CorruptError, EngineError
 from anabranch.model.ids import HostId, ShardId, WorkerId
 from anabranch.model.layout import FixedSharding, Layout, initial_layout, rescale
-from anabranch.model.placement import Cut, Intent, Placement, joined, moved, next_version
+from anabranch.model.placement import (
+    Cut,
+    Intent,
+    Placement,
+    anew,
+    joined,
+    moved,
+    next_version,
+    overlaps,
+    resharded,
+    spread,
+)
 from anabranch.model.ranges import hash_range
 
 
@@ -43,7 +54,7 @@ def test_a_migration_begins_with_every_shard_on_its_host(
 ) -> None:
     start = placed(*before)
     target = rescale(start.layout, after[0], hosts(after[1]), FixedSharding(8))
-    begun, journeys = joined(start, intent(start, target))
+    begun, journeys = joined(start, intent(start, target), target)
     begun.validate()
     assert begun.version == start.version + 1
     assert begun.layout.workers[: len(target.workers)] == target.workers
@@ -59,7 +70,7 @@ def test_a_migration_begins_with_every_shard_on_its_host(
 def test_on_one_host_nothing_has_to_move() -> None:
     start = placed(2, 1)
     target = rescale(start.layout, 5, hosts(1), FixedSharding(8))
-    begun, journeys = joined(start, intent(start, target))
+    begun, journeys = joined(start, intent(start, target), target)
     assert journeys == {}
     assert begun.layout.shards == target.shards
 
@@ -101,7 +112,7 @@ def test_pieces_that_do_not_follow_are_refused() -> None:
 def test_as_json() -> None:
     start = placed(3, 3)
     target = rescale(start.layout, 2, hosts(2), FixedSharding(8))
-    begun, journeys = joined(start, intent(start, target))
+    begun, journeys = joined(start, intent(start, target), target)
     shard, worker = next(iter(journeys.items()))
     low, end = hash_range(shard, 8)
     cut = moved(begun, shard, worker, low, (low + end) // 2, back=False)
@@ -112,3 +123,29 @@ def test_as_json() -> None:
         Placement.from_json({**cut.to_json(), "incarnations": [0]})
     with pytest.raises(CorruptError, match="PLC-1"):
         Placement.from_json({**cut.to_json(), "cuts": {str(shard): [end, worker, 1]}})
+
+
+@pytest.mark.parametrize("shards", [2, 4, 8, 16, 64])
+def test_shards_split_and_merge_where_they_are(shards: int) -> None:
+    # Siblings are on one host: 8 shards in two runs of four.
+    start = placed(4, 1) if shards < 8 else placed(3, 3)
+    after = resharded(start, shards)
+    after.validate()
+    assert covered(after)
+    assert len(after.layout.shards) == shards
+    if shards == 8:
+        return
+    assert after.generation == 1
+    assert set(after.incarnations) == {1}
+    for source, target, low, end in overlaps(start, after):
+        assert source.host == target.host
+        assert (low, end) == ((target.low, target.end) if shards > 8 else (source.low, source.end))
+    assert anew(start, after.layout) == Placement(after.layout, after.incarnations, generation=1)
+
+
+def test_shards_of_two_hosts_do_not_merge() -> None:
+    with pytest.raises(EngineError, match="not on the host of those that it merges with"):
+        resharded(placed(2, 2), 1)
+    with pytest.raises(EngineError, match="cannot become 12"):
+        resharded(placed(2, 2), 12)
+    assert spread(placed(2, 2).layout, 16).shards == (0,) * 8 + (1,) * 8

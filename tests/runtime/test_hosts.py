@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from anabranch.errors import ConfigError, JobDirError
 from anabranch.model.ids import HostId, ShardId
-from anabranch.model.layout import Layout
+from anabranch.model.layout import DynamicSharding, FixedSharding, Layout
 from anabranch.model.placement import Placement
 from anabranch.runtime.hosts import starting_placement
 from anabranch.runtime.settings import Settings
@@ -22,7 +22,10 @@ def names(hosts: int) -> list[HostId]:
 
 def start(before: Layout | None, hosts: int, **settings: int) -> Layout:
     placed = None if before is None else Placement(before, (0,) * len(before.shards))
-    return starting_placement(names(hosts), Settings(**settings), placed).layout  # type: ignore[arg-type]
+    sharding = FixedSharding(settings["shards"]) if "shards" in settings else DynamicSharding()
+    if before is not None:
+        sharding = FixedSharding(len(before.shards))
+    return starting_placement(names(hosts), Settings(**settings), placed, sharding).layout  # type: ignore[arg-type]
 
 
 def test_a_new_job_has_a_worker_for_each_core_and_host() -> None:

@@ -196,3 +196,27 @@ def test_what_cannot_be_had_is_refused_and_what_comes_second_waits(
 
     live.check(live.run(command))
     assert live.watch.faults == []
+
+
+def test_shards_split_and_merge_as_workers_come_and_go(tmp_path: Path, spark: SparkContext) -> None:
+    live = Live(tmp_path / "job", spark, workers=1, hosts=1, shards=None, checkpoint_steps=6)
+
+    def command(job: Job) -> None:
+        assert job.status()["shards"] == 16
+        shards = []
+        for workers, hosts in [(2, 2), (5, 3), (1, 1)]:
+            done = job.rescale(workers, hosts=hosts, timeout=120)
+            assert (done["state"], done["to"]["workers"]) == ("done", workers)
+            shards.append(job.status()["shards"])
+        # Two workers make do with 8 shards each; five would have 3; and one would have too many.
+        assert shards == [16, 128, 16]
+
+    progress = live.run(command)
+    assert live.watch.faults == []
+    live.check(progress)
+    assert len(list((tmp_path / "job" / "state").glob("*/shard-*"))) == 16
+    again = Live(tmp_path / "job", spark, workers=6, hosts=2, shards=None)
+    more = again.run(lambda job: None)
+    assert again.watch.faults == []
+    assert JobDir(live.where).status()["shards"] == 128
+    again.check(more)

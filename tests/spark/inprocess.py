@@ -69,6 +69,7 @@ class InProcess:
             layout=placement.layout,
             incarnations=placement.incarnations,
             cuts=placement.cuts,
+            generation=placement.generation,
             moving=() if moves is None else moves.moving,
             marks_since=Step(0),
             markers=self.progress.markers,

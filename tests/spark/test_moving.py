@@ -49,7 +49,7 @@ class Migrating:
         job = self.job
         origin = job.layout
         self.intent = Intent(1, origin, target, str(self.strategy), str(self.strategy))
-        job.placement, _ = joined(job.placement, self.intent)
+        job.placement, _ = joined(job.placement, self.intent, target)
         sizes: dict[ShardId, int] = {}
         for host in job.layout.hosts:
             sizes |= prepare_host(self.spec(), host)

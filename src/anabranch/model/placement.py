@@ -48,6 +48,8 @@ class Copy(NamedTuple):
     incarnation: Incarnation
     low: int
     end: int
+    generation: int = 0
+    """How often the number of shards had changed when it was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class Placement:
     incarnations: tuple[int, ...]
     cuts: Mapping[ShardId, Cut] = field(default_factory=dict, hash=False)
     intent: Intent | None = None
+    generation: int = 0
+    """How often the number of shards has changed."""
 
     @property
     def version(self) -> LayoutVersion:
@@ -108,7 +112,7 @@ class Placement:
 
     def copies(self) -> Iterable[Copy]:
         """All copies that count, by shard."""
-        layout, of = self.layout, len(self.layout.shards)
+        layout, of, age = self.layout, len(self.layout.shards), self.generation
         for number, worker in enumerate(layout.shards):
             shard = ShardId(number)
             low, end = hash_range(shard, of)
@@ -116,10 +120,10 @@ class Placement:
             if cut is not None:
                 host = layout.workers[cut.arriving]
                 slot = ShardId(of + shard)
-                yield Copy(slot, shard, of, cut.arriving, host, cut.incarnation, low, cut.cursor)
+                yield Copy(slot, shard, of, cut.arriving, host, cut.incarnation, low, cut.cursor, age)
                 low = cut.cursor
             host = layout.workers[worker]
-            yield Copy(shard, shard, of, worker, host, Incarnation(self.incarnations[shard]), low, end)
+            yield Copy(shard, shard, of, worker, host, Incarnation(self.incarnations[shard]), low, end, age)
 
     def copies_of(self, worker: WorkerId) -> list[Copy]:
         """The copies that a worker has, by shard."""
@@ -127,7 +131,16 @@ class Placement:
             layout, of = self.layout, len(self.layout.shards)
             host = layout.workers[worker]
             return [
-                Copy(s, s, of, worker, host, Incarnation(self.incarnations[s]), *hash_range(s, of))
+                Copy(
+                    s,
+                    s,
+                    of,
+                    worker,
+                    host,
+                    Incarnation(self.incarnations[s]),
+                    *hash_range(s, of),
+                    self.generation,
+                )
                 for s in layout.shards_of(worker)
             ]
         return [copy for copy in self.copies() if copy.worker == worker]
@@ -154,6 +167,7 @@ class Placement:
             "incarnations": list(self.incarnations),
             "cuts": {str(s): [c.cursor, c.arriving, c.incarnation] for s, c in self.cuts.items()},
             "intent": None if self.intent is None else self.intent.to_json(),
+            "generation": self.generation,
         }
 
     @classmethod
@@ -168,6 +182,7 @@ class Placement:
                     for shard, (cursor, worker, incarnation) in data.get("cuts", {}).items()
                 },
                 None if data.get("intent") is None else Intent.from_json(data["intent"]),
+                int(data.get("generation", 0)),
             )
             found.validate()
         except (KeyError, TypeError, ValueError, EngineError) as error:
@@ -181,13 +196,26 @@ def next_version(placement: Placement, layout: Layout, **changes: Any) -> Placem
     return replace(placement, layout=replace(layout, version=version), **changes)
 
 
-def joined(placement: Placement, intent: Intent) -> tuple[Placement, dict[ShardId, WorkerId]]:
+def anew(before: Placement, layout: Layout) -> Placement:
+    """A placement in another layout, with nothing under way: what is not where it says is to be rebuilt there."""
+    if len(layout.shards) == len(before.layout.shards):
+        return replace(before, layout=layout, cuts={}, intent=None)
+    incarnations = (max(before.incarnations) + 1,) * len(layout.shards)
+    return Placement(layout, incarnations, generation=before.generation + 1)
+
+
+def has_joined(placement: Placement, target: Layout) -> bool:
+    """Whether the placement has the workers of the target, under their numbers."""
+    return placement.layout.workers[: len(target.workers)] == target.workers
+
+
+def joined(placement: Placement, intent: Intent, target: Layout) -> tuple[Placement, dict[ShardId, WorkerId]]:
     """The placement with which a migration begins, and the worker that each shard still has to reach.
 
     The target's workers are there, under the target's numbers, and after them those of hosts that are to be emptied.
     A shard whose host stays has its new owner; one that has to change its host stays with a worker of its old one.
     """
-    before, target = placement.layout, intent.target
+    before = placement.layout
     if len(before.shards) != len(target.shards) or placement.cuts:
         raise EngineError(
             f"{len(before.shards)} shards, {len(placement.cuts)} of them cut, cannot move as {len(target.shards)}"
@@ -244,3 +272,46 @@ def moved(
     owners[shard], incarnations[shard] = target, incarnation
     layout = replace(placement.layout, shards=tuple(owners))
     return replace(placement, layout=layout, incarnations=tuple(incarnations), cuts=cuts)
+
+
+def spread(layout: Layout, shards: int) -> Layout:
+    """The layout with a larger number of shards: each part of a shard where that was."""
+    before = len(layout.shards)
+    if shards % before:
+        raise EngineError(f"{before} shards cannot become {shards}")
+    return replace(layout, shards=tuple(layout.shards[shard * before // shards] for shard in range(shards)))
+
+
+def resharded(placement: Placement, shards: int) -> Placement:
+    """The placement with another number of shards, under the same version: shards split, or merge, where they are.
+
+    Those that merge must be on one host; the worker of the first has them afterwards.
+    """
+    layout, before = placement.layout, len(placement.layout.shards)
+    if placement.cuts or (shards % before and before % shards):
+        raise EngineError(f"{before} shards, {len(placement.cuts)} of them cut, cannot become {shards}")
+    if shards > before:
+        owners = spread(layout, shards).shards
+    else:
+        size = before // shards
+        owners = layout.shards[::size]
+        for shard, owner in enumerate(layout.shards):
+            if layout.workers[owner] != layout.workers[owners[shard // size]]:
+                raise EngineError(f"shard {shard} is not on the host of those that it merges with")
+    incarnation = max(placement.incarnations) + 1
+    return replace(
+        placement,
+        layout=replace(layout, shards=owners),
+        incarnations=(incarnation,) * shards,
+        generation=placement.generation + 1,
+    )
+
+
+def overlaps(before: Placement, after: Placement) -> Iterable[tuple[Copy, Copy, int, int]]:
+    """Of two placements with different numbers of shards: each pair of copies that share hashes, and which."""
+    sources = list(before.copies())
+    for target in after.copies():
+        for source in sources:
+            low, end = max(source.low, target.low), min(source.end, target.end)
+            if low < end:
+                yield source, target, low, end

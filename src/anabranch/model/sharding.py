@@ -31,6 +31,10 @@ class FixedSharding:
         """The number of shards; the number of workers plays no part."""
         return self.shards
 
+    def shards_after(self, shards: int, workers: int) -> int:
+        """The number of shards that there are: it stays."""
+        return shards
+
     def to_json(self) -> dict[str, object]:
         """As a plain dictionary."""
         return {"kind": "fixed", "shards": self.shards}
@@ -66,6 +70,17 @@ class DynamicSharding:
                 "choose a larger k"
             )
         return shards
+
+    def shards_after(self, shards: int, workers: int) -> int:
+        """The number of shards when there were `shards` and that many workers come.
+
+        Splitting and merging rewrite state, so it stays as long as workers have a half to four times as many as they would
+        be given anew: k then bounds the unevenness within a factor of two.
+        """
+        fitting = self.shards_for(workers)
+        if 2 * shards >= fitting and shards <= 4 * fitting:
+            return shards
+        return fitting if fitting % shards == 0 or shards % fitting == 0 else shards
 
     def to_json(self) -> dict[str, object]:
         """As a plain dictionary."""

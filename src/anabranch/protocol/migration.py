@@ -480,5 +480,5 @@ class Migration:
             raise EngineError(f"shards {sorted(unknown)} have a cursor but no move")
         for track in self._tracks.values():
             move = track.move
-            if not move.low <= track.cursor <= move.end or move.low >= move.end or move.source == move.target:
+            if not move.low <= track.cursor <= move.end or move.low >= move.end:
                 raise EngineError(f"{move} with its cursor at {track.cursor} is not a move")

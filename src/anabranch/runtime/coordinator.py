@@ -35,7 +35,7 @@ from anabranch.flow.plan import DEAD_LETTERS, Plan
 from anabranch.log.outputlog import OutputLog, Verdict
 from anabranch.log.steplog import SNAPSHOT_EVERY, Progress, StepLog
 from anabranch.model.ids import Attempt, Epoch, HostId, Step, WorkerId
-from anabranch.model.layout import Layout, with_partitions
+from anabranch.model.layout import DEFAULT_SHARDING, FixedSharding, Layout, with_partitions
 from anabranch.protocol.coordinator import Finished
 from anabranch.protocol.fleet import Fleet
 from anabranch.protocol.versions import LIVE
@@ -115,7 +115,12 @@ class Coordinator:
             directory.check_same_flow(self.plan)
         with directory.locked() as epoch:
             if not directory.exists():
-                directory.create(self.plan, self.settings.recovery_partitions or RECOVERY_PARTITIONS)
+                shards = self.settings.shards
+                directory.create(
+                    self.plan,
+                    self.settings.recovery_partitions or RECOVERY_PARTITIONS,
+                    DEFAULT_SHARDING if shards is None else FixedSharding(shards),
+                )
             directory.check_partitions(self.settings.recovery_partitions)
             directory.clear_wishes()
             self.board = StatusBoard(directory, self.plan.name, epoch)
@@ -219,9 +224,7 @@ class _Run:
 
     # Starting, and starting again.
 
-    def _recover(
-        self, *, first: bool = False, target: tuple[Layout, dict[str, Any]] | None = None
-    ) -> None:
+    def _recover(self, *, first: bool = False, target: tuple[Layout, dict[str, Any]] | None = None) -> None:
         """Bring the state to the end of the step log, however often that takes.
 
         `first` at the start of a run, when it may be told to have other workers; `target`: the layout to go on in, and
@@ -344,7 +347,7 @@ class _Run:
                 answer = {"hosts": self._hosts()}
             case _:
                 raise ConfigError(f"there is no {path}")
-        self.co.board.rescaling(self.rescaler.summary(), self.rescaler.weighed())
+        self.co.board.rescaling(self.rescaler.summary(), self.rescaler.weighed(), now=True)
         return answer
 
     def _hosts(self) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from pyspark import SparkContext
 
 from anabranch.errors import ConfigError, JobDirError
 from anabranch.model.ids import HostId, LayoutVersion, WorkerId
-from anabranch.model.layout import DynamicSharding, FixedSharding, Layout, initial_layout, rescale
-from anabranch.model.placement import Placement
+from anabranch.model.layout import FixedSharding, Layout, Sharding, initial_layout, rescale
+from anabranch.model.placement import Placement, anew
 from anabranch.runtime.settings import Settings
 from anabranch.spark.placement import executor_hosts
 
@@ -52,7 +52,9 @@ def aim(placement: Placement) -> Layout:
     return placement.layout if placement.intent is None else placement.intent.target
 
 
-def starting_placement(hosts: Sequence[HostId], settings: Settings, before: Placement | None) -> Placement:
+def starting_placement(
+    hosts: Sequence[HostId], settings: Settings, before: Placement | None, sharding: Sharding
+) -> Placement:
     """The job's first placement, or the one that follows its last one for the workers and hosts there are now.
 
     On the same hosts shards stay where they are: between workers of one host a shard changes its owner without
@@ -60,33 +62,33 @@ def starting_placement(hosts: Sequence[HostId], settings: Settings, before: Plac
     was under way goes on, unless its hosts are gone or other workers are asked for.
     """
     if before is None:
-        layout = _first_layout(hosts, settings)
+        layout = _first_layout(hosts, settings, sharding)
         return Placement(layout, (0,) * len(layout.shards))
-    shards = len(before.layout.shards)
-    if settings.shards is not None and settings.shards != shards:
-        raise JobDirError(f"--shards {settings.shards}: the job was made with {shards} shards, and they stay")
+    made = len(before.layout.shards)
+    if settings.shards is not None and settings.shards != made:
+        raise JobDirError(f"--shards {settings.shards}: the job was made with {made} shards, and they stay")
     there = set(hosts) >= set(before.layout.workers)
     wanted = len(aim(before).workers)
     if not before.settled and there and settings.workers in (None, wanted):
         return before
     workers = settings.workers or max(wanted, len(hosts) if before.settled else 0)
+    shards = sharding.shards_after(made, workers)
     if workers > shards:
         raise ConfigError(f"--workers {workers}: the job has {shards} shards, so at most as many workers")
     same = set(hosts) == set(before.layout.workers)
     if same and before.settled and workers == len(before.layout.workers):
         return before
-    if same and workers >= len(hosts):
+    if same and workers >= len(hosts) and shards == made:
         layout = _same_hosts(before.layout, workers)
     else:
         layout = rescale(before.layout, workers, list(hosts)[:workers], FixedSharding(shards))
-    return Placement(layout, before.incarnations)
+    return anew(before, layout)
 
 
-def _first_layout(hosts: Sequence[HostId], settings: Settings) -> Layout:
+def _first_layout(hosts: Sequence[HostId], settings: Settings, sharding: Sharding) -> Layout:
     workers = settings.workers or max(len(hosts), os.cpu_count() or 1)
     if workers < len(hosts):
         raise ConfigError(f"--workers {workers}: each of the {len(hosts)} hosts needs a worker")
-    sharding = FixedSharding(settings.shards) if settings.shards else DynamicSharding()
     if settings.shards is not None and settings.shards < workers:
         raise ConfigError(f"--shards {settings.shards}: fewer than the {workers} workers")
     return initial_layout(workers, hosts, sharding)

@@ -37,6 +37,7 @@ from anabranch.flow.plan import Plan, describe
 from anabranch.log.steplog import StepLog
 from anabranch.model.ids import Epoch, Step
 from anabranch.model.placement import Placement
+from anabranch.model.sharding import DEFAULT_SHARDING, Sharding, sharding_from_json
 from anabranch.runtime import lease
 from anabranch.spark.spec import STATE_DIR_VARIABLE
 from anabranch.storage import Storage, open_storage, record
@@ -108,7 +109,12 @@ class JobDir:
     def exists(self) -> bool:
         return self.storage.exists("job.json")
 
-    def create(self, plan: Plan, recovery_partitions: int = RECOVERY_PARTITIONS) -> dict[str, Any]:
+    def create(
+        self,
+        plan: Plan,
+        recovery_partitions: int = RECOVERY_PARTITIONS,
+        sharding: Sharding = DEFAULT_SHARDING,
+    ) -> dict[str, Any]:
         """Make a new job.  The directory must be absent or empty."""
         self._refuse_foreign()
         if self.storage.local is not None:
@@ -122,6 +128,7 @@ class JobDir:
             "fingerprint": plan.fingerprint,
             "operators": [describe(planned.node) for planned in plan.operators],
             "recovery_partitions": recovery_partitions,
+            "sharding": sharding.to_json(),
             "created": time.time(),
         }
         job = json.loads(json.dumps(job, default=str))
@@ -144,6 +151,11 @@ class JobDir:
                 "use the version that made it"
             )
         return job
+
+    def sharding(self) -> Sharding:
+        """How the number of shards follows the number of workers."""
+        found = self.job().get("sharding")
+        return DEFAULT_SHARDING if found is None else sharding_from_json(found)
 
     def _refuse_foreign(self) -> None:
         """Refuse a directory that holds anything but what a coordinator that died at once has left."""

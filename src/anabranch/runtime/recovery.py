@@ -35,7 +35,7 @@ from anabranch.flow.plan import Plan
 from anabranch.log.steplog import Progress, StepLog
 from anabranch.model.ids import Attempt, Epoch, RegionId, ShardId, Step, WorkerId
 from anabranch.model.layout import Layout
-from anabranch.model.placement import Placement, next_version
+from anabranch.model.placement import Placement, anew, next_version
 from anabranch.protocol.coordinator import Fail
 from anabranch.protocol.fleet import AskVersions, Command, Fleet, OpenAll, RunStep
 from anabranch.protocol.versions import LIVE, Version
@@ -140,9 +140,11 @@ class Recovery:
 
     def _place(self, before: Placement | None, first: bool, target: Layout | None) -> Placement:
         if target is not None and before is not None:
-            return next_version(Placement(before.layout, before.incarnations), target)
+            return next_version(anew(before, replace(target, version=before.version)), target)
         settings = self.settings if first else replace(self.settings, workers=None, hosts=None)
-        return starting_placement(find_hosts(self.context, settings, before), settings, before)
+        return starting_placement(
+            find_hosts(self.context, settings, before), settings, before, self.jobdir.sharding()
+        )
 
     def _open_newest(
         self, fleet: Fleet, standing: Standing, halves: Collection[ShardId], made: bool

@@ -29,17 +29,21 @@ from anabranch import crash
 from anabranch.errors import AnabranchError, ConfigError
 from anabranch.model.ids import Attempt, HostId, ShardId, Step
 from anabranch.model.layout import Layout
-from anabranch.model.placement import Copy, Intent, Placement, joined, moved, next_version
+from anabranch.model.placement import Copy, Intent, Placement, moved, next_version, overlaps, resharded
 from anabranch.protocol import migration as machine
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.standing import Moves, Standing
 from anabranch.runtime.targets import (
     STOP_START,
+    Journeys,
     RescaleRequest,
+    begin_leg,
     choose,
     journeys,
     moves_of,
+    reshard_moves,
+    resharding,
     target_layout,
 )
 from anabranch.spark.asking import HostAsker
@@ -87,11 +91,17 @@ class _Migration:
     error: str | None = None
     machine: machine.Migration | None = None
     begun: bool = False
-    """Whether a step in the joined placement was committed."""
+    """Whether a step was committed that has the intent in its plan record."""
+    shards: int | None = None
+    """In the leg under way shards become so many; None: they move."""
+    leg_begun: bool = False
+    """Whether the leg's first placement is in force; its workers keep their numbers then, even if it is cancelled."""
+    leg_over: bool = False
+    """Whether the leg is over, and the next one not begun."""
     finishing: bool = False
     """Whether the next step runs in the final layout."""
     cancelled: bool = False
-    left: dict[ShardId, Copy] = field(default_factory=dict)
+    left: dict[ShardId, list[Copy]] = field(default_factory=dict)
     """The copies that shards have left behind."""
     arriving: dict[ShardId, Copy] = field(default_factory=dict)
     """The copies that shards are moving to, or would have."""
@@ -178,6 +188,7 @@ class Rescaler:
     ) -> None:
         self.settings = settings
         self.jobdir = jobdir
+        self.sharding = jobdir.sharding()
         self.runner = runner
         self.asker = asker
         self.copier = copier
@@ -217,16 +228,21 @@ class Rescaler:
             # Judged now as far as can be, so that a wrong wish is refused while somebody listens.
             assert self.current is not None
             before = self.current.target
-            after = target_layout(request, before, self.alive(), self._emptied)
+            after = self._target(request, before)
             self._number += 1
             self.queue.append((self._number, request))
-            waiting = _Migration(self._number, request.strategy, request.strategy, before, after, request.budget)
+            waiting = _Migration(
+                self._number, request.strategy, request.strategy, before, after, request.budget
+            )
             waiting.state = "queued"
             return waiting.to_json()
+        self._begin(self._number + 1, request, standing)
         self._number += 1
-        self._begin(self._number, request, standing)
         assert self.current is not None
         return self.current.to_json()
+
+    def _target(self, request: RescaleRequest, now: Layout) -> Layout:
+        return target_layout(request, now, self.sharding, self.alive(), self._emptied)
 
     def cancel(self) -> dict[str, Any]:
         """Turn back.  Raises ConfigError when nothing is under way."""
@@ -241,7 +257,8 @@ class Rescaler:
             raise ConfigError("the rescaling is over but for its last step; rescale again to turn back")
         if not current.cancelled:
             current.cancelled = True
-            if current.machine is not None:
+            # A leg in which shards have split or merged goes to its end, and the next one turns back.
+            if current.machine is not None and not (current.shards and current.begun):
                 self._tell(machine.CancelAsked())
         return current.to_json()
 
@@ -262,7 +279,7 @@ class Rescaler:
 
     def _begin(self, number: int, request: RescaleRequest, standing: Standing) -> None:
         now = standing.layout
-        target = target_layout(request, now, self.alive(), self._emptied)
+        target = self._target(request, now)
         self._emptied |= set(request.remove_hosts)
         self._emptied -= set(target.hosts)
         if self.current is not None:
@@ -278,9 +295,7 @@ class Rescaler:
             current.state = "stopping"
             return
         log.info("rescaling from=%s to=%s", describe(now), describe(target))
-        intent = Intent(current.number, now, target, request.strategy, request.strategy, request.budget)
-        placement, _ = joined(standing.placement, intent)
-        self._prepare(placement, standing)
+        self._prepare(standing)
 
     def resume(self, standing: Standing) -> None:
         """After a recovery: go on with what the placement says is under way, or begin anew what had not begun."""
@@ -294,10 +309,8 @@ class Rescaler:
                 current = self.current = _Migration(
                     intent.number, intent.asked, intent.strategy, intent.origin, intent.target, intent.budget
                 )
-            current.begun, current.machine, current.finishing = True, None, False
-            current.cancelled = intent.cancelled
-            current.state = "preparing"
-            self._prepare(standing.placement, standing)
+            current.begun, current.cancelled = True, intent.cancelled
+            self._next_leg(current, standing)
         elif current is not None and not current.over:
             if current.begun:
                 current.end(
@@ -317,6 +330,8 @@ class Rescaler:
         while self._jobs and self._jobs[0].future.done():
             job = self._jobs.pop(0)
             job.then(job.future)
+        if self.current is not None and self.current.leg_over:
+            self._next_leg(self.current, standing)
         if not self.active and self.queue:
             number, request = self.queue.popleft()
             try:
@@ -331,7 +346,9 @@ class Rescaler:
     def stop_start(self) -> tuple[Layout, dict[str, Any]] | None:
         """The target of a rescaling that wants the flow to stop and start, and why; the step loop does it."""
         current = self.current
-        return (current.target, current.why()) if current is not None and current.state == "stopping" else None
+        return (
+            (current.target, current.why()) if current is not None and current.state == "stopping" else None
+        )
 
     def restarted(self, standing: Standing) -> None:
         """A stop-start rescaling is over."""
@@ -365,23 +382,26 @@ class Rescaler:
             else:
                 self._obey(command, standing)
         current.machine.validate()
-        if current.machine.phase is machine.Phase.COPYING and not current.begun:
-            # Nothing has changed yet, and will not before the copies are there.
+        if not pieces and (current.shards or current.machine.phase is machine.Phase.COPYING):
+            # Nothing changes before the copies are there.
             return None
-        placement = standing.placement
-        if not current.begun:
-            placement, _ = joined(placement, self._intent(current))
-        elif placement.intent is not None and placement.intent.cancelled != current.machine.cancelled:
-            placement = replace(
-                placement, intent=replace(placement.intent, cancelled=current.machine.cancelled)
-            )
-        elif not pieces:
+        placement = replace(standing.placement, intent=self._intent(current))
+        if not current.leg_begun:
+            placement, _ = begin_leg(standing.placement, self._intent(current))
+        if not pieces and placement == standing.placement:
             return None
-        moves = moves_of(placement, pieces, standing.progress.markers)
-        for piece, moving in zip(pieces, moves.moving, strict=True):
-            current.arriving[piece.shard] = moving.source if piece.back else moving.target
-            if piece.last and not piece.back:
-                current.left[piece.shard] = moving.source
+        if current.shards:
+            moves = reshard_moves(placement, current.shards, pieces[0].since, standing.progress.markers)
+            current.left = {}
+            for copy in placement.copies():
+                first = ShardId(copy.shard * current.shards // len(placement.layout.shards))
+                current.left.setdefault(first, []).append(copy)
+        else:
+            moves = moves_of(placement, pieces, standing.progress.markers)
+            for piece, moving in zip(pieces, moves.moving, strict=True):
+                current.arriving[piece.shard] = moving.source if piece.back else moving.target
+                if piece.last and not piece.back:
+                    current.left[piece.shard] = [moving.source]
         placement = moves.placement
         if placement.version == standing.placement.version:
             placement = next_version(placement, placement.layout)
@@ -389,8 +409,24 @@ class Rescaler:
 
     def _intent(self, current: _Migration) -> Intent:
         return Intent(
-            current.number, current.origin, current.target, current.strategy, current.asked, current.budget
+            current.number,
+            current.origin,
+            current.target,
+            current.strategy,
+            current.asked,
+            current.budget,
+            current.cancelled,
         )
+
+    def _next_leg(self, current: _Migration, standing: Standing) -> None:
+        """Go on behind a leg, or behind a recovery; when nothing is left to be done, the next step is the last."""
+        current.machine, current.leg_over = None, False
+        placement, shards = begin_leg(standing.placement, self._intent(current))
+        if shards is None and not placement.cuts and not journeys(placement, {}).moves:
+            current.finishing = True
+            return
+        current.finishing = False
+        self._prepare(standing)
 
     def _final(self, current: _Migration, standing: Standing) -> Placement:
         goal = current.origin if current.cancelled else current.target
@@ -415,10 +451,11 @@ class Rescaler:
         if current.machine is not None:
             size = sum(sum(report.collected.values()) for report in reports)
             current.begun = current.begun or planned is not None
-            current.bytes_moved += size
+            current.leg_begun = current.leg_begun or planned is not None
+            current.bytes_moved += 0 if current.shards else size
             step = Step(standing.progress.next_step - 1)
             self._tell(machine.StepCommitted(step, seconds, size), standing)
-            current.state = current.machine.phase.value if not current.finishing else "moving"
+            current.state = current.machine.phase.value
 
     def aborted(self, step: Step) -> None:
         """The step was given up; a recovery follows."""
@@ -430,9 +467,7 @@ class Rescaler:
         crash.point(FINISHED)
         current.target = standing.layout if not current.cancelled else current.target
         current.end("cancelled" if current.cancelled else "done")
-        self.jobdir.write_layout(
-            standing.placement, Step(standing.progress.next_step - 1), current.why()
-        )
+        self.jobdir.write_layout(standing.placement, Step(standing.progress.next_step - 1), current.why())
         self.runner.keep_handles(standing.layout.workers)
         standing.hold_undo_from = None
 
@@ -488,27 +523,29 @@ class Rescaler:
                 assert standing is not None, "copies start between steps"
                 self._copy(current, shards, since, standing)
             case machine.DropSources(shards):
-                self._drop(shards, [current.left.pop(shard) for shard in shards if shard in current.left])
+                self._drop(shards, [copy for shard in shards for copy in current.left.pop(shard, ())])
             case machine.DropCopies(shards):
                 self._drop(
                     shards, [current.arriving.pop(shard) for shard in shards if shard in current.arriving]
                 )
             case machine.Finish(cancelled):
-                current.cancelled = cancelled
                 if cancelled and not current.begun:
                     current.end("cancelled")
                 else:
-                    current.finishing = True
+                    current.leg_over = True
 
-    def _prepare(self, placement: Placement, standing: Standing) -> None:
-        """Make ready, beside the steps, what the coming placement needs."""
+    def _prepare(self, standing: Standing) -> None:
+        """Make ready, beside the steps, what the next leg needs."""
         current = self.current
         assert current is not None
+        current.state, current.leg_begun = "preparing", False
+        placement, current.shards = begin_leg(standing.placement, self._intent(current))
         spec = replace(
             standing.spec(Attempt(0)),
             layout=replace(placement.layout, inputs={}),
             incarnations=placement.incarnations,
             cuts=placement.cuts,
+            generation=placement.generation,
             work=((),) * len(placement.layout.workers),
         )
         final = current.target.workers
@@ -531,7 +568,7 @@ class Rescaler:
             if current.begun:
                 # Only hosts that are there can go on; recovery will find out.
                 self.note(f"rescaling {current.number} waits: {error}")
-                self._prepare(placement, standing)
+                self._prepare(standing)
                 return
             current.end("failed", str(error))
             self.note(f"rescaling {current.number} failed, nothing has changed: {error}")
@@ -540,26 +577,23 @@ class Rescaler:
             current.end("cancelled")
             return
         sizes = self.sizes
-        left = journeys(placement, sizes)
-        current.bytes_total = current.bytes_moved + sum(_left(move, left.cursors) for move in left.moves)
-        current.strategy = choose(current.asked, current.bytes_total)
-        current.machine = machine.Migration(
-            machine.Settings(
-                machine.Strategy(current.strategy),
-                current.budget,
-                target_seconds=self.settings.target_seconds,
-            ),
-            left.moves,
-            left.cursors,
-            standing.progress.next_step,
-            left.backwards,
-            placement.intent is not None and placement.intent.cancelled,
-        )
         current.left = {}
         current.arriving = {}
+        if current.shards:
+            left = Journeys(resharding(placement, current.shards, sizes), {}, frozenset())
+            strategy = machine.Strategy.HOT
+        else:
+            left = journeys(placement, sizes)
+            current.bytes_total = current.bytes_moved + sum(_left(move, left.cursors) for move in left.moves)
+            current.strategy = choose(current.asked, current.bytes_total)
+            strategy = machine.Strategy(current.strategy)
+        settings = machine.Settings(strategy, current.budget, target_seconds=self.settings.target_seconds)
+        cursors = left.cursors if current.begun else None
+        # The moves lead to where the intent says, cancelled or not: to the machine they are what is to be done.
+        current.machine = machine.Migration(
+            settings, left.moves, cursors, standing.progress.next_step, left.backwards
+        )
         self._tell(machine.Prepared(sizes), standing)
-        if current.cancelled and not current.machine.cancelled:
-            self._tell(machine.CancelAsked(), standing)
         if not current.over:
             current.state = current.machine.phase.value
 
@@ -570,18 +604,18 @@ class Rescaler:
         at = standing.progress.next_step
         if standing.hold_undo_from is None:
             standing.hold_undo_from = at
-        placement = standing.placement
-        if not current.begun:
-            placement, _ = joined(placement, self._intent(current))
-        moves = {move.shard: move for move in current.machine.moves}
-        sources = {copy.shard: copy for copy in placement.copies()}
-        pairs = []
-        for shard in shards:
-            move = moves[shard]
-            goal = moved(placement, shard, move.target, move.low, move.end, back=False)
-            target = next(copy for copy in goal.copies() if copy.shard == shard)
-            current.arriving[shard] = target
-            pairs.append((sources[shard], target))
+        placement, _ = begin_leg(standing.placement, self._intent(current))
+        if current.shards:
+            after = resharded(placement, current.shards)
+        else:
+            after = placement
+            for move in current.machine.moves:
+                if move.shard in shards:
+                    after = moved(after, move.shard, move.target, move.low, move.end, back=False)
+        pairs = [
+            pair for pair in overlaps(placement, after) if pair[1].shard in shards and pair[0] != pair[1]
+        ]
+        current.arriving |= {target.shard: target for _, target, _, _ in pairs}
         spec = replace(standing.spec(Attempt(0)), markers=_frozen(standing))
         self._submit(
             partial(self.copier.copy, spec, tuple(pairs), since),
@@ -597,7 +631,7 @@ class Rescaler:
             self.note(f"a copy beside the steps failed and is tried again: {error}")
             self._tell(machine.CopyFailed(str(error)), standing)
         else:
-            current.bytes_moved += size
+            current.bytes_moved += 0 if current.shards else size
             self._tell(machine.CopyDone(at, size), standing)
         current.state = current.machine.phase.value
 

@@ -81,6 +81,7 @@ class Standing:
             layout=replace(placement.layout, inputs={}),
             incarnations=placement.incarnations,
             cuts=placement.cuts,
+            generation=placement.generation,
             moving=() if moves is None else moves.moving,
             marks_since=self.marks_since,
             markers=self.progress.markers,

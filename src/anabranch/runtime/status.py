@@ -84,14 +84,15 @@ class StatusBoard:
             self._progress(progress)
             self._write(now=True)
 
-    def rescaling(self, summary: dict[str, Any], sizes: dict[str, Any] | None) -> None:
+    def rescaling(self, summary: dict[str, Any], sizes: dict[str, Any] | None, *, now: bool = False) -> None:
         """How rescalings go, and how large shards are, where that is known."""
-        before, now = self.status.get("migration"), summary["migration"]
+        before, shown = self.status.get("migration"), summary["migration"]
         self.status |= summary
         if sizes is not None:
             self.status["sizes"] = sizes
-        if now is not None and now != before:
-            self._write(now=before is None or (before["id"], before["state"]) != (now["id"], now["state"]))
+        if now or shown != before:
+            turned = before is None or (before["id"], before["state"]) != (shown["id"], shown["state"])
+            self._write(now=now or turned)
 
     def layout(self, layout: Layout) -> None:
         """The flow runs in another layout."""

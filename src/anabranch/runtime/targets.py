@@ -6,13 +6,22 @@ Must not know: when anything moves.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anabranch.errors import ConfigError
 from anabranch.model.ids import HostId, RegionId, ShardId, Step, WorkerId
-from anabranch.model.layout import FixedSharding, Layout, rescale
-from anabranch.model.placement import Placement, moved
+from anabranch.model.layout import FixedSharding, Layout, Sharding, rescale
+from anabranch.model.placement import (
+    Intent,
+    Placement,
+    has_joined,
+    joined,
+    moved,
+    overlaps,
+    resharded,
+    spread,
+)
 from anabranch.model.ranges import hash_range
 from anabranch.protocol.migration import Move, Piece, Strategy
 from anabranch.runtime.hosts import logical_hosts
@@ -74,6 +83,7 @@ def _whole(value: object) -> bool:
 def target_layout(
     request: RescaleRequest,
     now: Layout,
+    sharding: Sharding,
     alive: Sequence[HostId] | None,
     emptied: Collection[HostId] = (),
 ) -> Layout:
@@ -82,6 +92,7 @@ def target_layout(
     Args:
         request: the wish.
         now: what is.
+        sharding: how many shards there shall be.
         alive: the hosts that have executors; None when hosts are logical and any number can be had.
         emptied: hosts that were removed before, which are used again only by name.
 
@@ -90,7 +101,7 @@ def target_layout(
     """
     hosts = _hosts(request, now, alive, emptied)
     workers = request.workers or max(len(now.workers), len(hosts))
-    shards = len(now.shards)
+    shards = sharding.shards_after(len(now.shards), workers)
     if workers > shards:
         raise ConfigError(f"--workers {workers}: the job has {shards} shards, so at most as many workers")
     if len(hosts) > workers:
@@ -141,6 +152,70 @@ def choose(asked: str, moving_bytes: int) -> str:
     return Strategy.SUDDEN if moving_bytes <= _SMALL else Strategy.FLUID
 
 
+def goal_of(intent: Intent) -> Layout:
+    """The layout in which the migration shall end."""
+    return intent.origin if intent.cancelled else intent.target
+
+
+def begin_leg(placement: Placement, intent: Intent) -> tuple[Placement, int | None]:
+    """The next leg of a migration: the placement in which it begins, under the same version where that is the one there
+    is; and the number of shards, where they split or merge.
+
+    Shards split before they move, and merge behind that: those that merge have to be on one host.
+    """
+    goal, shards = goal_of(intent), len(placement.layout.shards)
+    under_way = replace(placement, intent=intent)
+    if shards < len(goal.shards):
+        return under_way, len(goal.shards)
+    target = spread(goal, shards)
+    if not placement.cuts and not has_joined(placement, target):
+        under_way, _ = joined(placement, intent, target)
+    arrived = all(
+        under_way.layout.host_of_shard(ShardId(shard)) == target.host_of_shard(ShardId(shard))
+        for shard in range(shards)
+    )
+    if shards > len(goal.shards) and arrived and not placement.cuts:
+        return under_way, len(goal.shards)
+    return under_way, None
+
+
+def resharding(placement: Placement, shards: int, sizes: Mapping[ShardId, int]) -> tuple[Move, ...]:
+    """The moves of a leg in which shards split or merge: one for each new shard."""
+    after = resharded(placement, shards)
+    found: dict[ShardId, Move] = {}
+    for source, target, low, end in overlaps(placement, after):
+        size = sizes.get(source.shard, 0) * (end - low) // (source.end - source.low)
+        if target.shard in found:
+            one = found[target.shard]
+            found[target.shard] = replace(one, size=one.size + size)
+        else:
+            found[target.shard] = Move(
+                target.shard, target.low, target.end, source.worker, target.worker, size
+            )
+    return tuple(found.values())
+
+
+def reshard_moves(
+    placement: Placement, shards: int, since: Step | None, markers: Mapping[RegionId, Mapping[ShardId, Step]]
+) -> Moves:
+    """What the step does in which shards split or merge; as `moves_of`."""
+    after = resharded(placement, shards)
+    moving = tuple(
+        Moving(
+            shard=target.shard,
+            low=low,
+            end=end,
+            source=source,
+            target=target,
+            fresh=False,
+            since=since,
+            markers={r: steps[source.slot] for r, steps in markers.items() if source.slot in steps},
+        )
+        for source, target, low, end in overlaps(placement, after)
+    )
+    return Moves(after, moving)
+
+
 @dataclass(frozen=True, slots=True)
 class Journeys:
     """The moves that a placement still needs, as `protocol.migration` takes them."""
@@ -155,7 +230,7 @@ def journeys(placement: Placement, sizes: Mapping[ShardId, int]) -> Journeys:
     intent = placement.intent
     assert intent is not None, "only a placement that leads somewhere has journeys"
     layout = placement.layout
-    goal = intent.origin if intent.cancelled else intent.target
+    goal = spread(goal_of(intent), len(layout.shards))
     moves: list[Move] = []
     cursors: dict[ShardId, int] = {}
     backwards: set[ShardId] = set()

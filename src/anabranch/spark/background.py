@@ -146,7 +146,7 @@ def sweep(spec: StepSpec, worker: WorkerId) -> list[str]:
         return []
     root = state_root(spec)
     keep = [identity(spec, copy) for copy in spec.placement.copies_at(host)]
-    removed = sweep_host(root / host, keep, _fence(spec))
+    removed = sweep_host(root / host, keep, _fence(spec), spec.generation)
     used = set(spec.layout.hosts)
     for other in sorted(root.iterdir()) if root.is_dir() else ():
         if other.is_dir() and other.name not in used and any(other.glob("shard-*")):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from queue import Queue
 from threading import Thread
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from anabranch.spark import failure
 from anabranch.spark.asking import guarded
 from anabranch.spark.background import lower_priority, markers_of
 from anabranch.spark.dag import Dag, Exchanging
+from anabranch.spark.moving import marks_since
 from anabranch.spark.shards import copy_path, host_dir, identity
 from anabranch.spark.spec import StepSpec
 from anabranch.state.cargo import Cargo
@@ -36,8 +38,8 @@ from anabranch.state.store import ShardStore
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Pair = tuple[Copy, Copy]
-"""A copy that counts, and the one that is made of it."""
+Pair = tuple[Copy, Copy, int, int]
+"""A copy that counts, one that is made of it, and the range of hashes that they share."""
 _AHEAD = 4
 """Pieces that wait for Spark to take them."""
 
@@ -60,7 +62,7 @@ class HostCopier:
         Raises:
             AnabranchError: it failed; the copies are worth nothing then.
         """
-        hosts = tuple(sorted({copy.host for pair in pairs for copy in pair}))
+        hosts = tuple(sorted({copy.host for pair in pairs for copy in pair[:2]}))
         work = _Work(spec, tuple(pairs), since, hosts, self._tables)
 
         def job() -> list[bytes]:
@@ -141,7 +143,7 @@ class _Out:
 
     def _read(self, host: HostId) -> Iterator[tuple[int, bytes]]:
         work, spec = self.work, self.work.spec
-        for source, target in work.pairs:
+        for source, target, low, end in work.pairs:
             if source.host != host:
                 continue
             host_dir(spec, host)
@@ -151,12 +153,12 @@ class _Out:
                 spec.step,
                 spec.epoch,
                 markers_of(spec, source),
-                (source.low, source.end),
+                (low, end),
                 work.tables,
-                spec.marks_since,
+                marks_since(spec, source, target),
                 work.since,
             ):
-                yield work.hosts.index(target.host), cargo.encode()
+                yield work.hosts.index(target.host), replace(cargo, shard=target.shard).encode()
 
 
 class _In:
@@ -174,7 +176,7 @@ class _In:
 
     def _fill(self, host: HostId, blobs: Iterator[bytes]) -> int:
         work, spec = self.work, self.work.spec
-        targets = {target.shard: target for _, target in work.pairs if target.host == host}
+        targets = {target.shard: target for _, target, _, _ in work.pairs if target.host == host}
         fence = Fence(spec.epoch, spec.step, spec.attempt)
         begun: set[ShardId] = set()
         got, promised = [0] * len(work.hosts), [-1] * len(work.hosts)
@@ -193,6 +195,11 @@ class _In:
             begun.add(cargo.shard)
             copy_in(copy_path(spec, target), identity(spec, target), [cargo], fence, spec.step, first)
             size += cargo.size
+        if work.since is None:
+            for shard in targets.keys() - begun:
+                # A flow without state has shards too.
+                target = targets[shard]
+                copy_in(copy_path(spec, target), identity(spec, target), (), fence, spec.step, True)
         if got != promised:
             raise IncompleteInput(
                 f"copying to {host} as of step {spec.step}: {promised} pieces were sent by the hosts and {got} arrived; a "

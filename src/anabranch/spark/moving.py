@@ -9,10 +9,11 @@ fails has moved nothing: the copy that was collected from is not written any mor
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from anabranch import crash
 from anabranch.flow.plan import Plan
-from anabranch.model.ids import HostId, ShardId, WorkerId
+from anabranch.model.ids import HostId, ShardId, Step, WorkerId
 from anabranch.model.placement import Copy
 from anabranch.spark.blob import Blob, Packed
 from anabranch.spark.shards import copy_path, host_dir, identity, region_tables, state_root
@@ -51,13 +52,20 @@ def collect_leaving(
                 tables[region],
                 (moving.low, moving.end),
                 moving.markers.get(region),
-                spec.marks_since,
+                marks_since(spec, moving.source, moving.target),
                 moving.since,
             )
+            cargo = replace(cargo, shard=moving.shard)
             sizes[moving.shard] = sizes.get(moving.shard, 0) + cargo.size
             leaving.append((moving.target.worker, Packed(STATE, cargo.keys, cargo.encode())))
     crash.point(SENT)
     return leaving, sizes
+
+
+def marks_since(spec: StepSpec, source: Copy, target: Copy) -> Step | None:
+    """From which step on marks are wanted of what changed.  Where shards split or merge there are none, and the checkpoint
+    behind that is a full one: the marks of several sources would have to agree in what they know."""
+    return spec.marks_since if source.of == target.of else None
 
 
 def arrived_state(blobs: Iterable[Blob]) -> list[Cargo]:

@@ -106,7 +106,7 @@ def identity(spec: StepSpec, copy: Copy) -> ShardIdentity:
 
 def copy_path(spec: StepSpec, copy: Copy) -> Path:
     """Where the machine of a copy's host keeps it, whether that is there or not."""
-    return shard_path(state_root(spec) / copy.host, copy.shard)
+    return shard_path(state_root(spec) / copy.host, copy.shard, copy.generation)
 
 
 def region_tables(plan: Plan, regions: Sequence[RegionId]) -> dict[RegionId, tuple[str, ...]]:
@@ -128,21 +128,24 @@ def _owned(
     plan: Plan, spec: StepSpec, worker: WorkerId, regions: Sequence[RegionId], cargos: Sequence[Cargo]
 ) -> tuple[list[OwnedShard], dict[ShardId, ShardId]]:
     """The worker's copies, and the slot of each by its shard: a worker never has two copies of a shard."""
-    directory = host_dir(spec, spec.layout.workers[worker])
-    arriving = {moving.shard: moving for moving in spec.moving if moving.target.worker == worker}
+    host_dir(spec, spec.layout.workers[worker])
+    arriving: dict[ShardId, list[Moving]] = {}
+    for moving in spec.moving:
+        if moving.target.worker == worker:
+            arriving.setdefault(moving.shard, []).append(moving)
     tables = region_tables(plan, regions) if arriving else {}
     owned, slots = [], {}
     for copy in spec.placement.copies_of(worker):
-        moving = arriving.get(copy.shard)
+        movings = arriving.get(copy.shard)
         slots[copy.shard] = copy.slot
         owned.append(
             OwnedShard(
-                shard_path(directory, copy.shard),
+                copy_path(spec, copy),
                 identity(spec, copy),
-                _expected(spec, copy, regions) if moving is None else {},
+                _expected(spec, copy, regions) if movings is None else {},
                 hashes=(copy.low, copy.end),
                 tables=tables,
-                arriving=None if moving is None else _arrival(spec, moving, regions, cargos),
+                arriving=None if movings is None else _arrival(spec, movings, regions, cargos),
             )
         )
     return owned, slots
@@ -152,12 +155,16 @@ def _expected(spec: StepSpec, copy: Copy, regions: Sequence[RegionId]) -> Mappin
     return {region: spec.markers.get(region, {}).get(copy.slot) for region in regions}
 
 
-def _arrival(spec: StepSpec, moving: Moving, regions: Sequence[RegionId], cargos: Sequence[Cargo]) -> Arrival:
+def _arrival(
+    spec: StepSpec, movings: Sequence[Moving], regions: Sequence[RegionId], cargos: Sequence[Cargo]
+) -> Arrival:
+    moving = movings[0]
     mine = tuple(cargo for cargo in cargos if cargo.shard == moving.shard)
-    if sorted(cargo.region for cargo in mine) != sorted(regions):
+    if sorted(cargo.region for cargo in mine) != sorted([*regions] * len(movings)):
         raise IncompleteInput(
             f"step {spec.step}: shard {moving.shard} should arrive at worker {moving.target.worker} with the state of "
-            f"regions {sorted(regions)}, and came with {sorted(cargo.region for cargo in mine)}"
+            f"regions {sorted(regions)} from {len(movings)} copies, and came with "
+            f"{sorted(cargo.region for cargo in mine)}"
         )
     return Arrival(mine, moving.fresh)
 

@@ -55,9 +55,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """Hashes of a shard that change their copy in this step."""
+    """Hashes of a shard that change their copy in this step: to another host, or as the number of shards changes."""
 
     shard: ShardId
+    """The target's."""
     low: int
     end: int
     source: Copy
@@ -99,6 +100,7 @@ class StepSpec:
     """Whether to note each record before a user's function gets it, to find the one on which processes die."""
     cuts: Mapping[ShardId, Cut] = field(default_factory=dict)
     """Of shards under way; the layout, the incarnations and these are as after the step."""
+    generation: int = 0
     moving: tuple[Moving, ...] = ()
     """What changes its copy in this step."""
     marks_since: Step | None = None
@@ -112,7 +114,7 @@ class StepSpec:
 
     @property
     def placement(self) -> Placement:
-        return Placement(self.layout, self.incarnations, self.cuts)
+        return Placement(self.layout, self.incarnations, self.cuts, generation=self.generation)
 
 
 @dataclass(slots=True)
