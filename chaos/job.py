@@ -31,6 +31,10 @@ flow = build(json.loads((HERE / "flow.json").read_text()), HERE / "in")
 """
 
 
+class Failed(Exception):
+    """The job did not survive, or did something that it must not."""
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "anabranch.cli.main", *arguments]
 

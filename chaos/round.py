@@ -19,17 +19,19 @@ from random import Random
 
 import psutil
 
-from chaos.actions import ACTIONS, Failed, make_disk, remove_disk, status
+from chaos.actions import ACTIONS, make_disk, remove_disk, status
 from chaos.check import Verdict, check, check_table
 from chaos.cluster import Cluster
 from chaos.feed import Feed
 from chaos.flows import random_flow
-from chaos.job import Driver, command, environment, send, wait_until, write_flow
+from chaos.job import Driver, Failed, command, environment, send, wait_until, write_flow
 from chaos.records import Broken, Harvest, Inputs
 
 _SHARDS = 8
 _DISK = 160
 _TICK = 0.03
+DID = "did "
+"""Before the name of an action, in counts."""
 _STUCK = 180.0
 """Seconds without a step, while there is input, after which a job counts as stuck."""
 
@@ -75,6 +77,8 @@ class Round:
         # Which action follows which has a source of its own: how often the others are asked hangs on the clock, and
         # on how many processes there are.
         self._schedule = Random(rng.random())
+        # Each round likes other actions: what is rare in all rounds together comes many times, and close together, in some.
+        self._liking = {name: ACTIONS[name].weight * rng.choice((0.5, 1, 1, 4)) for name in actions}
         self._last_kill = (-1, 0)
         self._asleep: list[psutil.Process] = []
         self._wake = (0, 0.0)
@@ -222,9 +226,10 @@ class Round:
         possible = [name for name in self.enabled if ACTIONS[name].possible(self)]
         if not possible:
             return
-        name = self._schedule.choices(possible, [ACTIONS[name].weight for name in possible])[0]
+        name = self._schedule.choices(possible, [self._liking[name] for name in possible])[0]
         if name == "worker" and not self._may_kill_worker():
             return
+        self.counts[f"{DID}{name}"] += 1
         if name in ("zombie", "restart", "disk_full"):
             self._settle()
         ACTIONS[name].do(self)
