@@ -397,7 +397,7 @@ class _Run:
         self._await_published()
         if self.checkpointer.finish(self.standing, lambda: self.jobdir.asked("force")):
             self._waiting("state to be synced to disk")
-            self._sync()
+            self._sync_at_last()
 
     def _waiting(self, reason: str) -> None:
         self.co.board.waiting(reason)
@@ -406,6 +406,17 @@ class _Run:
     def _note(self, text: str) -> None:
         self.co.board.note(text)
         self.co.listener.note(text)
+
+    def _sync_at_last(self) -> None:
+        """Sync, however often that takes: a process that dies now is no reason for an orderly stop to fail."""
+        step = self.standing.progress.next_step
+        while True:
+            try:
+                return self._sync()
+            except EngineError as error:
+                self._fault(step, 0, error)
+                self.attempts.failed(error, step)
+                self.runner.forget_handles()
 
     def _sync(self) -> None:
         self.runner.on_workers(self.standing.spec(Attempt(0)), sync_shards)
