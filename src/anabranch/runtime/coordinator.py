@@ -53,7 +53,7 @@ from anabranch.runtime.status import StatusBoard
 from anabranch.spark.asking import HostAsker
 from anabranch.spark.job import StepRunner
 from anabranch.spark.reads import check_reads, sum_reads
-from anabranch.spark.session import borrowed, spark_context
+from anabranch.spark.session import borrowed, check_alive, spark_context
 from anabranch.spark.shards import sync_shards
 from anabranch.spark.spec import Report
 from anabranch.storage import environment
@@ -275,6 +275,7 @@ class _Run:
             elif self.co.settings.until_idle and not self.planner.pending():
                 return
             else:
+                check_alive(self.context)
                 self.co.listener.idle(self.standing.progress)
                 self.co.board.idle(self.standing.progress)
                 time.sleep(_POLL)
