@@ -161,9 +161,13 @@ def corrupt_state(round_: Round) -> None:
 
 
 def corrupt_piece(round_: Round) -> None:
-    """A file of the newest checkpoint, and a host's state with it, so that the one before has to do."""
+    """A file of the newest checkpoint, and a host's state with it, so that the one before has to do.
+
+    If that host does not need the file, nobody notices, and checkpoints are built upon it; there is a backup then.
+    """
     kill_all(round_)
     victim = round_.rng.choice(_own_files(_versions(round_)[-1]))
+    round_.backups[victim] = victim.read_bytes()
     _flip(victim, round_)
     host = round_.rng.choice(round_.hosts())
     shutil.rmtree(host, ignore_errors=True)

@@ -59,6 +59,7 @@ class Round:
         self.began = time.monotonic()
         self.env = environment(root)
         self.damaged: Path | None = None
+        self.backups: dict[Path, bytes] = {}
         self.was_full = False
         self._numbers = 0
         rows = 30 * harms + 60
@@ -215,7 +216,19 @@ class Round:
             self.damaged = None
             self._start()
             return
+        if self.backups and "No version of the state can be opened" in said:
+            self.count("repairs", f"refused: {said[-200:]}")
+            self._restore()
+            self._start()
+            return
         raise Failed(f"the driver ended by itself with {self.driver.process.returncode}: {said}")
+
+    def _restore(self) -> None:
+        """Bring back damaged files of checkpoints that are still there."""
+        for path, data in self.backups.items():
+            if path.exists():
+                path.write_bytes(data)
+        self.backups.clear()
 
     def _wake_up(self) -> None:
         woken = sum(send(process, signal.SIGCONT) for process in reversed(self._asleep))
