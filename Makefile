@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 SEED ?= 1
 ROUNDS ?= 10
 
-.PHONY: demo test test-all chaos bench-engine bench-recovery lint types imports check clean java
+.PHONY: demo test test-all chaos bench-engine bench-recovery bench-rescale lint types imports check clean java
 
 demo: $(READY) java
 	$(RUN)/python examples/demo.py
@@ -27,6 +27,9 @@ bench-engine: $(READY) java
 
 bench-recovery: $(READY) java
 	$(RUN)/python -m bench.recovery $(ARGS)
+
+bench-rescale: $(READY) java
+	$(RUN)/python -m bench.rescale $(ARGS)
 
 lint: $(READY)
 	$(RUN)/ruff check .

@@ -27,6 +27,7 @@ __all__ = [
     "EngineError",
     "Flow",
     "FlowError",
+    "Job",
     "KeyedStream",
     "RecordError",
     "Stream",
@@ -59,4 +60,9 @@ def __getattr__(name: str) -> object:
         from anabranch.runtime.run import run
 
         return run
+    # Nor does it take the job directory, with the codecs and storages behind it.
+    if name == "Job":
+        from anabranch.runtime.jobhandle import Job
+
+        return Job
     raise AttributeError(f"module 'anabranch' has no attribute {name!r}")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from anabranch.errors import ConfigError, JobDirError
 from anabranch.model.ids import HostId, ShardId
 from anabranch.model.layout import Layout
-from anabranch.runtime.hosts import starting_layout
+from anabranch.model.placement import Placement
+from anabranch.runtime.hosts import starting_placement
 from anabranch.runtime.settings import Settings
 
 
@@ -20,7 +21,8 @@ def names(hosts: int) -> list[HostId]:
 
 
 def start(before: Layout | None, hosts: int, **settings: int) -> Layout:
-    return starting_layout(names(hosts), Settings(**settings), before)  # type: ignore[arg-type]
+    placed = None if before is None else Placement(before, (0,) * len(before.shards))
+    return starting_placement(names(hosts), Settings(**settings), placed).layout  # type: ignore[arg-type]
 
 
 def test_a_new_job_has_a_worker_for_each_core_and_host() -> None:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import anabranch as ab
-from anabranch.errors import CorruptError, JobDirError
+from anabranch.errors import CorruptError, Fenced, JobDirError
 from anabranch.flow.plan import Plan, make_plan
 from anabranch.model.ids import Epoch, HostId, Step
 from anabranch.model.layout import FixedSharding, initial_layout
+from anabranch.model.placement import Placement, next_version
 from anabranch.runtime.jobdir import JobDir
 from anabranch.storage import record
 
@@ -39,7 +40,7 @@ def test_a_new_job(tmp_path: Path) -> None:
     assert jobdir.exists()
     assert jobdir.job() == record.read(jobdir.storage, "job.json")
     assert jobdir.job()["id"] == job["id"]
-    assert jobdir.layout() is None
+    assert jobdir.placement() is None
     assert jobdir.status() == {"state": "new"}
     jobdir.check_same_flow(plan())
 
@@ -147,7 +148,7 @@ def test_a_half_deleted_job_is_not_started_anew(tmp_path: Path) -> None:
     jobdir = JobDir(tmp_path)
     with jobdir.locked():
         jobdir.create(plan())
-        jobdir.write_layout(initial_layout(2, [HostId("h")], FixedSharding(4)), Step(0), (0,) * 4)
+        jobdir.write_layout(Placement(initial_layout(2, [HostId("h")], FixedSharding(4)), (0,) * 4), Step(0))
     (tmp_path / "job.json").unlink()
     with pytest.raises(JobDirError, match=r"no job.json, and has 'layouts'"), jobdir.locked():
         pass
@@ -157,11 +158,16 @@ def test_layouts_are_kept(tmp_path: Path) -> None:
     jobdir = JobDir(tmp_path)
     with jobdir.locked():
         jobdir.create(plan())
-    layout = initial_layout(2, [HostId("h")], FixedSharding(4))
-    jobdir.write_layout(layout, Step(0), (0, 7, 0, 7))
-    assert jobdir.layout() == (layout, (0, 7, 0, 7))
-    with pytest.raises(FileExistsError):
-        jobdir.write_layout(layout, Step(0), (0,) * 4)
+    placement = Placement(initial_layout(2, [HostId("h")], FixedSharding(4)), (0, 7, 0, 7))
+    jobdir.write_layout(placement, Step(0), {"kind": "first"})
+    assert jobdir.placement() == placement
+    with pytest.raises(Fenced, match=r"layout 0 was written by another coordinator"):
+        jobdir.write_layout(placement, Step(0))
+    moved = next_version(placement, placement.layout, cuts={})
+    assert jobdir.placement(moved) == moved
+    jobdir.write_layout(next_version(moved, placement.layout), Step(9))
+    assert jobdir.placement(moved).version == 2
+    assert [(one["step"], one["why"]) for one in jobdir.layouts()] == [(0, {"kind": "first"}), (9, {})]
 
 
 def test_a_lost_layout_is_told(tmp_path: Path) -> None:
@@ -170,7 +176,7 @@ def test_a_lost_layout_is_told(tmp_path: Path) -> None:
         jobdir.create(plan())
     record.create(jobdir.log, "000000000/000000000000.commit", {})
     with pytest.raises(CorruptError, match=r"layouts is empty, but steps were planned"):
-        jobdir.layout()
+        jobdir.placement()
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,17 @@ from anabranch.connect.source import Slice
 from anabranch.flow.plan import DEAD_LETTERS, Plan, make_plan
 from anabranch.flow.stream import Flow
 from anabranch.log.steplog import Progress
-from anabranch.model.ids import Attempt, Epoch, HostId, ShardId, Step, WorkerId
+from anabranch.model.ids import Attempt, Epoch, HostId, Step, WorkerId
 from anabranch.model.layout import FixedSharding, Layout, initial_layout
+from anabranch.model.placement import Placement
 from anabranch.runtime.commit import commit_record
 from anabranch.runtime.planner import Planner
+from anabranch.runtime.standing import Moves
 from anabranch.spark.blob import decode
-from anabranch.spark.shards import identity
+from anabranch.spark.shards import copy_path, identity
 from anabranch.spark.spec import Report, StepSpec
 from anabranch.spark.stage import run_stage
-from anabranch.state.store import ShardStore, shard_path
+from anabranch.state.store import ShardStore
 from anabranch.storage import open_storage
 
 Tamper = Callable[[int, list[list[bytes]]], None]
@@ -39,7 +41,8 @@ class InProcess:
         self.plan: Plan = make_plan(flow)
         self.root = root
         names = [HostId(f"host-{n}") for n in range(hosts)]
-        self.layout: Layout = initial_layout(workers, names, FixedSharding(shards))
+        layout = initial_layout(workers, names, FixedSharding(shards))
+        self.placement = Placement(layout, (0,) * shards)
         self.progress = Progress()
         self.epoch = Epoch(1)
         sources = {name: node.source for name, node in self.plan.inputs.items() if node.source is not None}
@@ -47,20 +50,29 @@ class InProcess:
         for name, source in sources.items():
             source.start(open_storage(root / "inputs" / name))
         spec = self.spec(Attempt(0), {})
-        for shard in map(ShardId, range(shards)):
-            host = self.root / "state" / self.layout.host_of_shard(shard)
-            ShardStore.create(shard_path(host, shard), identity(spec, shard))
+        for copy in self.placement.copies():
+            ShardStore.create(copy_path(spec, copy), identity(spec, copy))
 
-    def spec(self, attempt: Attempt, slices: dict[str, list[Slice]]) -> StepSpec:
+    @property
+    def layout(self) -> Layout:
+        return self.placement.layout
+
+    def spec(
+        self, attempt: Attempt, slices: dict[str, list[Slice]], moves: Moves | None = None
+    ) -> StepSpec:
+        placement = self.placement if moves is None else moves.placement
         return StepSpec(
             job="job",
             epoch=self.epoch,
             step=self.progress.next_step,
             attempt=attempt,
-            layout=self.layout,
-            incarnations=(0,) * len(self.layout.shards),
+            layout=placement.layout,
+            incarnations=placement.incarnations,
+            cuts=placement.cuts,
+            moving=() if moves is None else moves.moving,
+            marks_since=Step(0),
             markers=self.progress.markers,
-            work=self.planner.assign(slices, self.layout),
+            work=self.planner.assign(slices, placement.layout),
             state_root=str(self.root / "state"),
             outputs_root=str(self.root / "outputs"),
             keep_undo_from=Step(0),
@@ -76,9 +88,10 @@ class InProcess:
         number: int = 0,
         tamper: Tamper | None = None,
         stop_after: int | None = None,
+        moves: Moves | None = None,
     ) -> list[Report]:
         """Run one attempt of the next step; `stop_after` ends it behind that stage, as a crash would."""
-        spec = self.spec(Attempt(number), slices)
+        spec = self.spec(Attempt(number), slices, moves)
         waiting: list[list[bytes]] = [[] for _ in range(spec.workers)]
         reports: list[Report] = []
         for stage in range(self.plan.depth + 1):
@@ -96,10 +109,17 @@ class InProcess:
                 reports += [Report.from_wire(wire) for wire in decode(blob).reports]
         return reports
 
-    def commit(self, slices: dict[str, list[Slice]], reports: list[Report]) -> dict[str, Any]:
+    def commit(
+        self, slices: dict[str, list[Slice]], reports: list[Report], moves: Moves | None = None
+    ) -> dict[str, Any]:
         commit = commit_record(self.progress.next_step, self.epoch, self.layout, reports, 0.0)
-        described = {name: [piece.to_json() for piece in pieces] for name, pieces in slices.items()}
-        self.progress.advance({"slices": described}, commit)
+        plan: dict[str, Any] = {
+            "slices": {name: [piece.to_json() for piece in pieces] for name, pieces in slices.items()}
+        }
+        if moves is not None:
+            self.placement = moves.placement
+            plan["placement"] = moves.placement.to_json()
+        self.progress.advance(plan, commit)
         return commit
 
     def step(self, rows: int = 1000) -> dict[str, pl.DataFrame]:

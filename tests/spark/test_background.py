@@ -19,7 +19,6 @@ from anabranch.log.steplog import Progress
 from anabranch.model.ids import Attempt, Epoch, HostId, Step, WorkerId
 from anabranch.model.layout import rescale
 from anabranch.spark.background import (
-    adopt_worker,
     restore_worker,
     roll_back_worker,
     run_low,
@@ -168,11 +167,11 @@ def test_what_cannot_be_done_is_said(job: Checkpointed) -> None:
         job.checkpoint(replace(job.now(), markers={}))
 
 
-def test_adopted_shards_are_stamped(job: Checkpointed) -> None:
+def test_shards_that_are_taken_over_are_stamped(job: Checkpointed) -> None:
     for path in (job.root / "state").glob("*/shard-*"):
         ShardStore.open(path).stamp_clean("an earlier boot")
     assert {one.state for many in job.each(shard_versions, regions=()) for one in many} == {"there"}
-    job.each(adopt_worker)
+    job.each(roll_back_worker)
     for path in (job.root / "state").glob("*/shard-*"):
         assert ShardStore.open(path).boot_id() != "an earlier boot"
 

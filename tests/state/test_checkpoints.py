@@ -12,8 +12,9 @@ from shard_helpers import dump, fence
 
 from anabranch.errors import CorruptError, EngineError, Fenced
 from anabranch.model.ids import Epoch, HostId, Incarnation, RegionId, ShardId, Step
+from anabranch.model.ranges import hash_range
 from anabranch.state import asof, manifest
-from anabranch.state.asof import AsOf, hash_range
+from anabranch.state.asof import AsOf
 from anabranch.state.identity import ShardIdentity
 from anabranch.state.manifest import Manifest, Piece, Work, chain_pieces, plan_work
 from anabranch.state.restore import Target, restore_shards

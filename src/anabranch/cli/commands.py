@@ -16,6 +16,7 @@ from anabranch.cli.checkpoints import checkpoint_lines
 from anabranch.cli.display import JsonDisplay, TextDisplay, human, plural
 from anabranch.cli.job import open_job
 from anabranch.cli.load import load_flow
+from anabranch.cli.rescale import migration_lines
 from anabranch.errors import ConfigError, JobDirError
 from anabranch.flow.plan import make_plan
 from anabranch.flow.render import as_json, as_text
@@ -102,6 +103,8 @@ def status(options: Namespace) -> int:
         print(
             f"  workers    {found['workers']} on {hosts}; {found['shards']} shards, layout {found['layout']}"
         )
+    for line in migration_lines(found.get("migration"), running):
+        print(line)
     if running and "step_seconds" in found:
         print(f"  last step  {found['step_seconds'] * 1000:.0f} ms; {human(found['rows_per_second'])} rows/s")
         print(f"  backlog    {found['backlog_rows']:,} rows, {human(found['backlog_bytes'])}B")

@@ -17,7 +17,8 @@ from anabranch.runtime.observe import StepDone
 
 _LIVE_EVERY = 0.1
 _PLAIN_EVERY = 1.0
-_BAR = 20
+BAR = 20
+"""Characters of a bar."""
 
 
 def _nothing() -> None:
@@ -70,9 +71,7 @@ class TextDisplay:
     def replaying(self, step: Step, first: Step, end: Step) -> None:
         done, all_steps = step - first, end - first
         if self.live:
-            filled = done * _BAR // all_steps
-            bar = "█" * filled + "░" * (_BAR - filled)
-            self._show(f"recovering {bar} replaying step {step} of {first} to {end - 1}")
+            self._show(f"recovering {bar(done, all_steps)} replaying step {step} of {first} to {end - 1}")
         elif done == 0:
             self._say(f"recovering: replaying steps {first} to {end - 1}")
 
@@ -168,6 +167,12 @@ def human(number: float) -> str:
             scaled = number / limit
             return f"{scaled:.1f}{unit}" if scaled < 10 else f"{scaled:.0f}{unit}"
     return f"{number:.0f}"
+
+
+def bar(part: float, whole: float, width: int = BAR) -> str:
+    """How much of a whole there is, as a bar; nothing of nothing is empty."""
+    filled = min(width, int(width * part / whole)) if whole else 0
+    return "█" * filled + "░" * (width - filled)
 
 
 def plural(count: int, noun: str) -> str:

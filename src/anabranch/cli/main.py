@@ -1,4 +1,4 @@
-"""`anabranch run | status | steps | checkpoint | stop | plan | output`."""
+"""`anabranch run | status | rescale | layout | hosts | steps | checkpoint | stop | plan | output`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import re
 import sys
 from collections.abc import Sequence
 
-from anabranch.cli import checkpoints, commands, steps
+from anabranch.cli import checkpoints, commands, hosts, layout, rescale, steps
 from anabranch.errors import AnabranchError
+from anabranch.runtime.jobhandle import STRATEGIES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +61,15 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     _status(verbs.add_parser("status", help="what a job is doing"))
+    _rescale(
+        verbs.add_parser(
+            "rescale",
+            help="give a running job more workers or fewer, or other hosts",
+            description="Rescale a running job while it goes on.",
+        )
+    )
+    _layout(verbs.add_parser("layout", help="which worker and host has which shards"))
+    _hosts(verbs.add_parser("hosts", help="the hosts that a job uses or could use"))
     _steps(verbs.add_parser("steps", help="which input went into which step, and what came out"))
     _checkpoint(verbs.add_parser("checkpoint", help="make a checkpoint now, or list those there are"))
     _stop(verbs.add_parser("stop", help="stop a running job in an orderly way"))
@@ -108,6 +118,50 @@ def _status(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dir", help="job directory")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=commands.status)
+
+
+def _rescale(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("dir", help="job directory")
+    add("--workers", type=int, help="how many workers (default: as many as there are)")
+    add(
+        "--hosts",
+        type=_hosts_wanted,
+        metavar="N|H1,H2,…",
+        help="the hosts, or, embedded, how many (default: those there are)",
+    )
+    add("--strategy", choices=STRATEGIES, default="auto", help="how state moves (default: auto)")
+    add("--budget", type=_bytes, metavar="BYTES", help="most bytes that a step moves, like 512k or 4m")
+    add(
+        "--remove-host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="empty this host, so that it can be shut down; may be repeated",
+    )
+    add("--cancel", action="store_true", help="turn the rescaling under way back")
+    add(
+        "--wait",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether to wait until it is done (default) or only until it is accepted",
+    )
+    add("--timeout", type=float, help="most seconds to wait (default: as long as it takes)")
+    add("--json", action="store_true", help="one JSON object at the end")
+    parser.set_defaults(command=rescale.rescale)
+
+
+def _layout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", help="job directory")
+    parser.add_argument("--history", action="store_true", help="list every layout that the job has had")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=layout.layout)
+
+
+def _hosts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", help="job directory")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=hosts.hosts)
 
 
 def _steps(parser: argparse.ArgumentParser) -> None:
@@ -165,6 +219,24 @@ def _interval(text: str) -> tuple[str, float]:
         raise argparse.ArgumentTypeError(f"{text!r}: steps are whole")
     scale = {"s": 1, "m": 60, "h": 3600, "steps": 1}[found[2]]
     return ("steps" if found[2] == "steps" else "seconds"), float(found[1]) * scale
+
+
+def _bytes(text: str) -> int:
+    """`4096`, `512k`, `4m` or `1g`, in powers of 1,024 as the other sizes of the command line are."""
+    found = re.fullmatch(r"(\d+)([kmg]?)b?", text.lower())
+    if found is None or int(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 65536, 512k or 4m")
+    return int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]]
+
+
+def _hosts_wanted(text: str) -> int | list[str]:
+    """A number of hosts, or their names."""
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    names = text.split(",")
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, nor names like host-0,host-1")
+    return names
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ LOG-1  Commit records are gapless from `first` on: step *n* is committed only af
 LOG-2  A plan record is never changed; an attempt of a step reads what the plan record of its epoch says.
 LOG-3  The commit record names the epoch whose plan was run.  A plan without a commit record has shown
        nothing to anybody, so a later coordinator may plan the step anew (over a file that was mended, say).
+LOG-5  A step that moves state has the placement that it leaves in its plan record; with the commit record it is in force.
 LOG-4  Records below `first` are deleted only when `first` is durable and a snapshot at or beyond it can be read.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 from anabranch import crash
 from anabranch.errors import CorruptError, Fenced, JobDirError
 from anabranch.model.ids import Epoch, PartitionId, RegionId, ShardId, Step
+from anabranch.model.placement import Placement
 from anabranch.storage import Storage, record
 from anabranch.storage.ahead import read_ahead
 
@@ -47,9 +49,11 @@ class Progress:
     positions: dict[str, dict[PartitionId, int]] = field(default_factory=dict)
     """For each input, the position after what committed steps have read of each partition."""
     markers: dict[RegionId, dict[ShardId, Step]] = field(default_factory=dict)
-    """For each region, the last committed step that touched a shard."""
+    """For each region, the last committed step that touched a copy of a shard, by the copy's slot."""
     input_rows: int = 0
     output_rows: int = 0
+    placement: Placement | None = None
+    """As of the last step that moved state; None when none has."""
 
     def advance(self, plan: dict[str, Any], commit: dict[str, Any]) -> None:
         """Add one committed step."""
@@ -60,6 +64,8 @@ class Progress:
             positions = self.positions.setdefault(name, {})
             for piece in pieces:
                 positions[piece["partition"]] = piece["end"]
+        if plan.get("placement") is not None:
+            self.place(Placement.from_json(plan["placement"]))
         for region, shards in commit["touched"].items():
             markers = self.markers.setdefault(RegionId(region), {})
             for shard in shards:
@@ -67,6 +73,15 @@ class Progress:
         self.input_rows += commit["input_rows"]
         self.output_rows += sum(output["rows"] for output in commit["outputs"].values())
         self.next_step = Step(step + 1)
+
+    def place(self, placement: Placement) -> None:
+        """State was moved.  A copy that moves is touched by the step that moves it; one that is no more has no marker."""
+        self.placement = placement
+        shards = len(placement.layout.shards)
+        slots = {*range(shards), *(shards + shard for shard in placement.cuts)}
+        for markers in self.markers.values():
+            for slot in markers.keys() - slots:
+                del markers[slot]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -78,10 +93,12 @@ class Progress:
             },
             "input_rows": self.input_rows,
             "output_rows": self.output_rows,
+            "placement": None if self.placement is None else self.placement.to_json(),
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Progress:
+        placement = value.get("placement")
         return cls(
             next_step=Step(value["next_step"]),
             positions={name: dict(parts) for name, parts in value["positions"].items()},
@@ -91,6 +108,7 @@ class Progress:
             },
             input_rows=value["input_rows"],
             output_rows=value["output_rows"],
+            placement=None if placement is None else Placement.from_json(placement),
         )
 
 
@@ -123,9 +141,18 @@ class StepLog:
                 ) from None
         return self._first
 
-    def write_plan(self, step: Step, epoch: Epoch, slices: dict[str, Any], layout: int) -> None:
-        """Fix what a step reads."""
-        payload = {"step": step, "epoch": epoch, "slices": slices, "layout": layout}
+    def write_plan(
+        self,
+        step: Step,
+        epoch: Epoch,
+        slices: dict[str, Any],
+        layout: int,
+        placement: Placement | None = None,
+    ) -> None:
+        """Fix what a step reads, and, where it moves state, where that is afterwards."""
+        payload: dict[str, Any] = {"step": step, "epoch": epoch, "slices": slices, "layout": layout}
+        if placement is not None:
+            payload["placement"] = placement.to_json()
         record.create(self._storage, _name(step, f"{epoch}.plan"), payload, _PLAN)
 
     def write_commit(self, step: Step, payload: dict[str, Any]) -> None:

@@ -87,6 +87,11 @@ class Fleet:
         return self._coordinator.version
 
     @property
+    def workers(self) -> list[WorkerId]:
+        """The round's."""
+        return list(self._workers)
+
+    @property
     def stop_wanted(self) -> bool:
         return self._coordinator.stop_wanted
 

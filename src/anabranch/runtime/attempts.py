@@ -21,11 +21,12 @@ from anabranch.errors import (
     WrongHost,
 )
 from anabranch.model.ids import Attempt, Step
+from anabranch.model.layout import Layout
 from anabranch.protocol.faults import Failed, Faults, GiveUp, Isolate, Kind, Progressed, Recover, RetryStep
 from anabranch.protocol.faults import Settings as FaultSettings
 from anabranch.runtime.hosts import wait_for_hosts
 from anabranch.runtime.settings import Settings
-from anabranch.runtime.standing import Standing
+from anabranch.runtime.standing import Moves, Standing
 from anabranch.spark.crumbs import clear_crumbs
 from anabranch.spark.failure import worker_died
 from anabranch.spark.job import StepRunner
@@ -60,10 +61,14 @@ class Attempts:
         standing: Standing,
         work: Sequence[Sequence[Assigned]],
         replayed: Mapping[str, Any] | None = None,
+        moves: Moves | None = None,
+        *,
+        weigh: bool = False,
     ) -> list[Report]:
         """The reports of the attempt that succeeded.
 
-        `replayed` is the commit record of a step that was committed before.
+        `replayed` is the commit record of a step that was committed before; `moves` is the same for every attempt, since it
+        stands in the step's plan record.
 
         Raises:
             MustRecover: see there.
@@ -77,7 +82,9 @@ class Attempts:
         self.repeated = False
         while True:
             try:
-                spec = standing.spec(attempt, work, replay=replay, lost=lost, isolate=isolate)
+                spec = standing.spec(
+                    attempt, work, moves=moves, replay=replay, lost=lost, isolate=isolate, weigh=weigh
+                )
                 reports = self.runner.run(spec)
                 if isolate:
                     self.runner.on_workers(spec, clear_crumbs)
@@ -87,7 +94,7 @@ class Attempts:
             except AnabranchError as error:
                 self.on_fault(step, attempt, error)
                 self.repeated = True
-                attempt, isolate = self._after(error, standing, isolate)
+                attempt, isolate = self._after(error, standing, moves, isolate)
 
     def progressed(self, step: Step) -> None:
         """A step was committed that never was before."""
@@ -102,14 +109,17 @@ class Attempts:
                 case RetryStep(_, pause) | Isolate(_, pause) | Recover(pause):
                     time.sleep(pause)
 
-    def _after(self, error: AnabranchError, standing: Standing, isolate: bool) -> tuple[Attempt, bool]:
+    def _after(
+        self, error: AnabranchError, standing: Standing, moves: Moves | None, isolate: bool
+    ) -> tuple[Attempt, bool]:
+        layout = standing.layout if moves is None else moves.placement.layout
         for command in self._ask(error, standing.progress.next_step):
             match command:
                 case RetryStep(attempt, pause):
-                    self._pause(pause, standing)
+                    self._pause(pause, layout)
                     return attempt, isolate
                 case Isolate(attempt, pause):
-                    self._pause(pause, standing)
+                    self._pause(pause, layout)
                     return attempt, True
                 case Recover(pause):
                     time.sleep(pause)
@@ -123,9 +133,9 @@ class Attempts:
         self.faults.validate()
         return commands
 
-    def _pause(self, seconds: float, standing: Standing) -> None:
+    def _pause(self, seconds: float, layout: Layout) -> None:
         time.sleep(seconds)
-        if not wait_for_hosts(self.context, self.settings, standing.layout):
+        if not wait_for_hosts(self.context, self.settings, layout):
             raise MustRecover
         self.runner.forget_handles()
 

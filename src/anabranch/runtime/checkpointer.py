@@ -166,6 +166,23 @@ class Checkpointer:
         self._drain()
         return True
 
+    def settle(self, standing: Standing) -> None:
+        """Wait for a checkpoint of all that is committed, while no step runs; `begin` comes next."""
+        if not self.settings.checkpoints:
+            self.ask(standing)
+            while self._asked:
+                time.sleep(_PAUSE)
+                self.poll(standing)
+            self._drain()
+            return
+        self._may_stop = False
+        self.finish(standing, lambda: False)
+        self._may_stop = False
+
+    def behind(self, action: Callable[[], Any]) -> Future[Any]:
+        """Do something in the background when every checkpoint that was begun has ended."""
+        return self._thread.submit(action)
+
     def abandon(self) -> None:
         """Wait for what is under way and forget it."""
         self._drain()
@@ -176,6 +193,11 @@ class Checkpointer:
         self.abandon()
         self._thread.shutdown()
         self.asker.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether a checkpoint is being made."""
+        return self._machine.running is not None
 
     def summary(self) -> dict[str, Any]:
         """For `status`."""
@@ -227,7 +249,7 @@ class Checkpointer:
             version=version,
             step=at,
             progress=json.loads(json.dumps(progress.to_json())),
-            layout=standing.layout.to_json(),
+            layout=standing.layout.to_json() | {"inputs": {}},
             partitions=self.partitions,
             fingerprint=self.fingerprint,
             engine=__version__,
@@ -306,6 +328,7 @@ class Checkpointer:
         """The shards must be able to go back to the newest version, and to the snapshot under way."""
         if self.settings.checkpoints:
             newest = max(self._manifests, default=None)
+            standing.marks_since = None if newest is None else self._manifests[newest].step
             standing.keep_undo_from = Step(0) if newest is None else self._manifests[newest].step
         else:
             standing.keep_undo_from = _NOT_KEPT if self._snapshot_at is None else self._snapshot_at

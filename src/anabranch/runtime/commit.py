@@ -16,10 +16,7 @@ def commit_record(
     step: Step, epoch: Epoch, layout: Layout, reports: list[Report], seconds: float
 ) -> dict[str, Any]:
     """The step's commit record."""
-    touched: dict[str, list[int]] = {}
-    for report in reports:
-        for region, shards in report.touched.items():
-            touched.setdefault(region, []).extend(shards)
+    moved = sum(sum(report.collected.values()) for report in reports)
     return {
         "step": step,
         "epoch": epoch,
@@ -31,9 +28,19 @@ def commit_record(
         "reads": sum_reads(reports),
         "lost": sum_lost(reports),
         "outputs": sum_outputs(reports),
-        "touched": {region: sorted(shards) for region, shards in touched.items()},
+        "touched": sum_touched(reports),
         "dead_letters": sum(report.dead_letters for report in reports),
+        **({"moved_bytes": moved} if moved else {}),
     }
+
+
+def sum_touched(reports: list[Report]) -> dict[str, list[int]]:
+    """For each region the slots of the copies that the step wrote."""
+    touched: dict[str, list[int]] = {}
+    for report in reports:
+        for region, slots in report.touched.items():
+            touched.setdefault(region, []).extend(slots)
+    return {region: sorted(slots) for region, slots in touched.items()}
 
 
 def sum_outputs(reports: list[Report]) -> dict[str, dict[str, Any]]:

@@ -30,31 +30,38 @@ from pyspark import SparkContext
 from anabranch.connect.sink import Sink
 from anabranch.connect.sinks import parquet
 from anabranch.connect.source import Slice
-from anabranch.errors import AnabranchError, CorruptError, EngineError, UserError
+from anabranch.errors import AnabranchError, ConfigError, CorruptError, EngineError, UserError
 from anabranch.flow.plan import DEAD_LETTERS, Plan
 from anabranch.log.outputlog import OutputLog, Verdict
 from anabranch.log.steplog import SNAPSHOT_EVERY, Progress, StepLog
-from anabranch.model.ids import Attempt, Epoch, Step
-from anabranch.model.layout import with_partitions
+from anabranch.model.ids import Attempt, Epoch, HostId, Step, WorkerId
+from anabranch.model.layout import Layout, with_partitions
 from anabranch.protocol.coordinator import Finished
 from anabranch.protocol.fleet import Fleet
+from anabranch.protocol.versions import LIVE
 from anabranch.runtime.attempts import Attempts, MustRecover
 from anabranch.runtime.checkpointer import Checkpointer
-from anabranch.runtime.commit import commit_record, sum_outputs
+from anabranch.runtime.commit import commit_record, sum_outputs, sum_touched
+from anabranch.runtime.control import ControlServer
+from anabranch.runtime.inbox import Inbox
 from anabranch.runtime.jobdir import RECOVERY_PARTITIONS, JobDir
 from anabranch.runtime.observe import Listener, StepDone
 from anabranch.runtime.outputs import discard_attempts, publish
 from anabranch.runtime.planner import Backlog, Planner
 from anabranch.runtime.recovery import Recovery
+from anabranch.runtime.rescaling import Rescaler
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.sizing import StepSizer
-from anabranch.runtime.standing import Standing
+from anabranch.runtime.standing import Moves, Standing
 from anabranch.runtime.status import StatusBoard
+from anabranch.runtime.targets import RescaleRequest
 from anabranch.spark.asking import HostAsker
+from anabranch.spark.copying import HostCopier
 from anabranch.spark.job import StepRunner
+from anabranch.spark.placement import executor_hosts
 from anabranch.spark.reads import check_reads, sum_reads
 from anabranch.spark.session import borrowed, check_alive, spark_context
-from anabranch.spark.shards import sync_shards
+from anabranch.spark.shards import region_tables, sync_shards
 from anabranch.spark.spec import Report
 from anabranch.storage import environment
 
@@ -90,6 +97,7 @@ class Coordinator:
         self.planner = Planner(sources)
         self.sizer = StepSizer(settings.target_seconds, settings.max_step_rows, settings.first_step_rows)
         self._stop = False
+        self.inbox = Inbox(lambda: self.board.said)
 
     def request_stop(self) -> None:
         """Ask for an orderly stop after the step under way; safe from a signal handler."""
@@ -112,7 +120,7 @@ class Coordinator:
             directory.clear_wishes()
             self.board = StatusBoard(directory, self.plan.name, epoch)
             try:
-                with self._spark() as context:
+                with ControlServer(directory, self.inbox.answer), self._spark() as context:
                     # Spark's Python processes may be on other machines, or older than these variables.
                     places = [directory.path, *(s.fingerprint().get("path") for s in self.sinks.values())]
                     if shipped := environment(places):
@@ -166,6 +174,17 @@ class _Run:
             self._note,
             self._waiting,
         )
+        regions = sorted({p.region for p in plan.operators if p.region is not None})
+        self.rescaler = Rescaler(
+            settings,
+            self.jobdir,
+            self.runner,
+            HostAsker(context, placed),
+            HostCopier(context, region_tables(plan, regions), placed),
+            self._alive,
+            self.checkpointer.behind,
+            self._note,
+        )
         self.fleet = Fleet()
         self.epoch = epoch
         self.standing: Standing
@@ -180,7 +199,7 @@ class _Run:
         try:
             for name, source in sources.items():
                 source.start(self.jobdir.input_log(name))
-            self._recover()
+            self._recover(first=True)
             self._publish_last()
             self._loop()
             self._finish()
@@ -190,25 +209,36 @@ class _Run:
         finally:
             for source in sources.values():
                 source.close()
+            self.co.inbox.close()
             self.writer.shutdown()
             self.publisher.shutdown()
+            self.rescaler.close()
             self.checkpointer.close()
             self.runner.close()
         return self.standing.progress
 
     # Starting, and starting again.
 
-    def _recover(self) -> None:
-        """Bring the state to the end of the step log, however often that takes."""
+    def _recover(self, *, first: bool = False, target: Layout | None = None) -> None:
+        """Bring the state to the end of the step log, however often that takes.
+
+        `first` at the start of a run, when it may be told to have other workers; `target`: the layout to go on in.
+        """
         self.co.board.recovering()
         while True:
             try:
-                self.standing, manifests = self.recovery.open(self.fleet, self.epoch)
+                self.standing, manifests = self.recovery.open(
+                    self.fleet, self.epoch, first=first, target=target
+                )
+                first, target = False, None
                 self.epoch = self.standing.epoch
                 end = self.log.load()
                 self.outputs = OutputLog(self.log, self.log.first, end.next_step)
                 self.checkpointer.begin(self.standing, manifests)
                 self._replay(end.next_step)
+                if not self.recovery.live:
+                    # The step log has other markers: those of the copies that were there when its steps were new.
+                    self.log.snapshot(self.standing.progress)
                 break
             except MustRecover:
                 pass
@@ -218,11 +248,13 @@ class _Run:
                 self.attempts.failed(error, step)
             self._next_epoch()
         self.checkpointer.begin(self.standing, manifests)
+        self.rescaler.resume(self.standing)
         self.co.listener.started(self.standing.layout, self.standing.progress)
         self.co.board.started(self.standing.layout, self.standing.progress)
 
     def _next_epoch(self) -> None:
         self.checkpointer.abandon()
+        self.rescaler.drain()
         self.runner.forget_handles()
         self.epoch = self.jobdir.next_epoch()
 
@@ -246,7 +278,8 @@ class _Run:
             reports = self._attempt(slices, commit)
             check_reads(commit["reads"], sum_reads(reports), step)
             self.outputs.judge(step, sum_outputs(reports))
-            progress.advance(plan, commit)
+            # Where state was moved then does not matter: it is placed as it is now, and touched as it was just now.
+            progress.advance({"slices": plan["slices"]}, {**commit, "touched": sum_touched(reports)})
             self.fleet.step_done(step)
 
     def _publish_last(self) -> None:
@@ -264,15 +297,16 @@ class _Run:
         while not self.co.must_stop(steps):
             self._poll()
             backlog = self.planner.backlog(self.standing.progress.positions)
-            if backlog:
+            if backlog or self.rescaler.wants_step:
                 try:
                     self._step(backlog)
                     steps += 1
                 except MustRecover:
+                    self.rescaler.aborted(self.standing.progress.next_step)
                     self._await_published()
                     self._next_epoch()
                     self._recover()
-            elif self.co.settings.until_idle and not self.planner.pending():
+            elif self.co.settings.until_idle and not self.planner.pending() and not self.rescaler.active:
                 return
             else:
                 check_alive(self.context)
@@ -287,22 +321,83 @@ class _Run:
         if self.jobdir.asked("checkpoint"):
             self.checkpointer.ask(self.standing)
         self.checkpointer.poll(self.standing)
+        self.rescaler.poll(self.standing)
+        self.co.inbox.serve(self._command)
+        if (target := self.rescaler.stop_start()) is not None:
+            self._stop_start(target)
         self.co.board.checkpoints(self.checkpointer.summary())
+        self.co.board.rescaling(self.rescaler.summary(), self.rescaler.weighed())
+
+    def _command(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Do what somebody asked for through the control endpoint."""
+        match path:
+            case "/rescale":
+                answer = self.rescaler.ask(RescaleRequest.from_json(body), self.standing)
+            case "/rescale/cancel":
+                answer = self.rescaler.cancel()
+            case "/weigh":
+                self.rescaler.weigh = True
+                answer = {}
+            case "/hosts":
+                answer = {"hosts": self._hosts()}
+            case _:
+                raise ConfigError(f"there is no {path}")
+        self.co.board.rescaling(self.rescaler.summary(), self.rescaler.weighed())
+        return answer
+
+    def _hosts(self) -> list[dict[str, Any]]:
+        placement, alive = self.standing.placement, self._alive()
+        known = [*placement.layout.hosts, *(alive or ())]
+        sizes = self.rescaler.sizes
+        hosts = []
+        for host in dict.fromkeys(known):
+            copies = placement.copies_at(host)
+            known_sizes = [sizes[copy.shard] for copy in copies if copy.shard in sizes]
+            hosts.append(
+                {
+                    "host": host,
+                    "workers": list(placement.layout.workers_of(host)),
+                    "shards": len(copies),
+                    "bytes": sum(known_sizes) if len(known_sizes) == len(copies) else None,
+                    "alive": alive is None or host in alive,
+                    "used": host in placement.layout.workers,
+                }
+            )
+        return hosts
+
+    def _alive(self) -> list[HostId] | None:
+        """The hosts that can be had; None: any number of logical ones."""
+        if self.co.settings.embedded:
+            return None
+        return [HostId(host) for host in executor_hosts(self.context)]
+
+    def _stop_start(self, target: Layout) -> None:
+        """Rescale the way of a restart: a checkpoint, then all state is opened anew in the other layout."""
+        self._await_published()
+        self.checkpointer.settle(self.standing)
+        self._next_epoch()
+        self._recover(target=target)
+        self.rescaler.restarted(self.standing)
 
     def _step(self, backlog: Backlog) -> None:
         started = time.monotonic()
         settings = self.co.settings
-        workers = len(self.standing.layout.workers)
-        self._seat_partitions(backlog)
+        moves = self.rescaler.next_moves(self.standing, snapshot=self.checkpointer.running)
+        layout = self._seated(backlog, self.standing.layout if moves is None else moves.placement.layout)
+        if moves is None:
+            self.standing.seat(layout)
+        else:
+            moves = replace(moves, placement=replace(moves.placement, layout=layout))
+        workers = len(layout.workers)
         slices = self.planner.cut(backlog, self.co.sizer.next_rows(), settings.max_step_bytes, workers)
-        recorded = self.writer.submit(self._write_plan, slices, self.standing)
+        recorded = self.writer.submit(self._write_plan, slices, self.standing, moves)
         try:
-            reports = self._attempt(slices)
+            reports = self._attempt(slices, moves=moves)
         except BaseException:
             recorded.cancel()
             raise
         ran = time.monotonic()
-        commit = self._commit(slices, reports, recorded, ran - started)
+        commit = self._commit(slices, reports, recorded, ran - started, moves)
         # Readers see the step from here on; giving its files their final names can go on beside the next one.
         self.published = self.publisher.submit(self._publish, commit)
         if self.attempts.repeated:
@@ -311,7 +406,10 @@ class _Run:
             discard_attempts(self.jobdir, self.co.sinks, self.log, Step(commit["step"]))
         self.checkpointer.committed(self.standing, sum(report.undo_bytes for report in reports))
         ended = time.monotonic()
-        self.co.sizer.observe(commit["input_rows"], ended - started)
+        self.rescaler.committed(self.standing, ended - started, reports)
+        if moves is None or not moves.moving:
+            # One that moved state says little about how long rows take.
+            self.co.sizer.observe(commit["input_rows"], ended - started)
         done = StepDone(
             step=Step(commit["step"]),
             rows=commit["input_rows"],
@@ -324,30 +422,51 @@ class _Run:
             commit_seconds=ended - ran,
             output_seconds=_slowest(reports, "output"),
         )
+        if moves is not None:
+            self.co.board.layout(self.standing.layout)
         self.co.board.step(done, self.standing.progress)
         self.co.listener.step(done, self.standing.progress)
 
-    def _seat_partitions(self, backlog: Backlog) -> None:
-        """Give each input partition a worker.
+    def _seated(self, backlog: Backlog, layout: Layout) -> Layout:
+        """The layout with a worker for each input partition.
 
         Who reads a slice does not change a result, and files come and go by the thousand, so this is not a new
         version of the layout and is not recorded.
         """
-        layout = self.standing.layout
         waiting = {(name, one.partition) for name, many in backlog.available.items() for one in many}
         if waiting <= layout.inputs.keys():
-            return
+            return layout
         seated = waiting if len(layout.inputs) > _SEATS_KEPT else waiting | layout.inputs.keys()
         inputs = with_partitions(layout, dict.fromkeys(sorted(seated))).inputs
-        self.standing.layout = replace(layout, inputs=inputs)
+        return replace(layout, inputs=inputs)
 
     def _attempt(
-        self, slices: dict[str, list[Slice]], replayed: dict[str, Any] | None = None
+        self,
+        slices: dict[str, list[Slice]],
+        replayed: dict[str, Any] | None = None,
+        moves: Moves | None = None,
     ) -> list[Report]:
         step = self.standing.progress.next_step
-        work = self.planner.assign(slices, self.standing.layout)
+        layout = self.standing.layout if moves is None else moves.placement.layout
+        work = self.planner.assign(slices, layout)
+        self._enlist(layout)
         self.fleet.step_began(step)
-        return self.attempts.run(self.standing, work, replayed)
+        return self.attempts.run(self.standing, work, replayed, moves, weigh=self.rescaler.weigh)
+
+    def _enlist(self, layout: Layout) -> None:
+        """Begin a round with the workers of a step, where it has others than the last one.
+
+        Whatever a worker that joins must have before its first row (routing, markers, its shards' state) comes with the step
+        itself, so all can open the state as it is.
+        """
+        workers = [WorkerId(number) for number in range(len(layout.workers))]
+        if self.fleet.workers == workers:
+            return
+        self.fleet.begin(workers)
+        for worker in workers:
+            self.fleet.answered_versions(worker, [LIVE])
+        for worker in workers:
+            self.fleet.opened(worker, self.standing.progress.next_step)
 
     def _fault(self, step: int, attempt: int, error: AnabranchError) -> None:
         self.co.board.fault(Step(step), attempt, error)
@@ -355,16 +474,28 @@ class _Run:
 
     # Committing.
 
-    def _write_plan(self, slices: dict[str, list[Slice]], standing: Standing) -> None:
-        described = {name: [piece.to_json() for piece in pieces] for name, pieces in slices.items()}
-        self.log.write_plan(standing.progress.next_step, standing.epoch, described, standing.layout.version)
+    def _write_plan(self, slices: dict[str, list[Slice]], standing: Standing, moves: Moves | None) -> None:
+        placement = standing.placement if moves is None else moves.placement
+        self.log.write_plan(
+            standing.progress.next_step,
+            standing.epoch,
+            _described(slices),
+            placement.version,
+            None if moves is None else placement,
+        )
 
     def _commit(
-        self, slices: dict[str, list[Slice]], reports: list[Report], recorded: Future[None], seconds: float
+        self,
+        slices: dict[str, list[Slice]],
+        reports: list[Report],
+        recorded: Future[None],
+        seconds: float,
+        moves: Moves | None,
     ) -> dict[str, Any]:
         standing, progress = self.standing, self.standing.progress
         step = progress.next_step
-        commit = commit_record(step, standing.epoch, standing.layout, reports, seconds)
+        placement = standing.placement if moves is None else moves.placement
+        commit = commit_record(step, standing.epoch, placement.layout, reports, seconds)
         if self.outputs.judge(step, commit["outputs"]) is not Verdict.APPEND:
             raise EngineError(f"step {step} was planned anew, but the log has it already")
         recorded.result()
@@ -372,8 +503,9 @@ class _Run:
         self._await_published()
         self.log.write_commit(step, commit)
         self.outputs.appended()
-        described = {name: [piece.to_json() for piece in pieces] for name, pieces in slices.items()}
-        progress.advance({"slices": described}, commit)
+        standing.placement = placement
+        plan = {"slices": _described(slices)}
+        progress.advance(plan if moves is None else {**plan, "placement": placement.to_json()}, commit)
         self.fleet.step_done(step)
         self.attempts.progressed(step)
         if progress.next_step % SNAPSHOT_EVERY == 0:
@@ -430,6 +562,10 @@ class _Run:
                 self._sync()
             except EngineError as error:
                 log.warning("could not sync state error=%s", error)
+
+
+def _described(slices: dict[str, list[Slice]]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [piece.to_json() for piece in pieces] for name, pieces in slices.items()}
 
 
 def _slowest(reports: list[Report], part: str) -> float:

@@ -12,6 +12,7 @@ from pyspark import SparkContext
 from anabranch.errors import ConfigError, JobDirError
 from anabranch.model.ids import HostId, LayoutVersion, WorkerId
 from anabranch.model.layout import DynamicSharding, FixedSharding, Layout, initial_layout, rescale
+from anabranch.model.placement import Placement
 from anabranch.runtime.settings import Settings
 from anabranch.spark.placement import executor_hosts
 
@@ -21,13 +22,13 @@ _SETTLE = 1.0
 _PATIENCE = 30.0
 
 
-def find_hosts(context: SparkContext, settings: Settings, before: Layout | None) -> list[HostId]:
+def find_hosts(context: SparkContext, settings: Settings, before: Placement | None) -> list[HostId]:
     """The hosts to run on: logical ones when embedded, else the machines of the cluster's executors."""
     if settings.embedded:
-        if settings.hosts is None and before is not None:
-            return sorted(set(before.workers))
-        return [HostId(f"host-{number}") for number in range(settings.hosts or 1)]
-    wanted = set(before.workers) if before is not None else set()
+        if before is None or (settings.hosts is not None and settings.hosts != len(aim(before).hosts)):
+            return logical_hosts(settings.hosts or 1)
+        return sorted(set(before.layout.workers))
+    wanted = set(before.layout.workers) if before is not None else set()
     hosts = _wait_for_executors(context, wanted)
     if not hosts:
         raise ConfigError(
@@ -35,38 +36,60 @@ def find_hosts(context: SparkContext, settings: Settings, before: Layout | None)
         )
     if lost := sorted(wanted - set(hosts)):
         log.warning("hosts are gone, going on without them hosts=%s", ",".join(lost))
+    if settings.workers is None and wanted & set(hosts):
+        # Others have joined the cluster, or were emptied on purpose: a rescaling uses them, a recovery does not.
+        hosts = [host for host in hosts if host in wanted]
     return [HostId(host) for host in hosts]
 
 
-def starting_layout(hosts: Sequence[HostId], settings: Settings, before: Layout | None) -> Layout:
-    """The job's first layout, or the one that follows its last one for the workers and hosts there are now.
+def logical_hosts(count: int) -> list[HostId]:
+    """The names of the hosts of an embedded run."""
+    return [HostId(f"host-{number}") for number in range(count)]
+
+
+def aim(placement: Placement) -> Layout:
+    """The layout of a placement, or the one that it is on its way to."""
+    return placement.layout if placement.intent is None else placement.intent.target
+
+
+def starting_placement(hosts: Sequence[HostId], settings: Settings, before: Placement | None) -> Placement:
+    """The job's first placement, or the one that follows its last one for the workers and hosts there are now.
 
     On the same hosts shards stay where they are: between workers of one host a shard changes its owner without
-    a byte being copied.  On other hosts as few move as can be, and are rebuilt there from a checkpoint.
+    a byte being copied.  On other hosts as few move as can be, and are rebuilt there from a checkpoint.  A migration that
+    was under way goes on, unless its hosts are gone or other workers are asked for.
     """
     if before is None:
-        workers = settings.workers or max(len(hosts), os.cpu_count() or 1)
-        if workers < len(hosts):
-            raise ConfigError(f"--workers {workers}: each of the {len(hosts)} hosts needs a worker")
-        sharding = FixedSharding(settings.shards) if settings.shards else DynamicSharding()
-        if settings.shards is not None and settings.shards < workers:
-            raise ConfigError(f"--shards {settings.shards}: fewer than the {workers} workers")
-        return initial_layout(workers, hosts, sharding)
-    if settings.shards is not None and settings.shards != len(before.shards):
-        raise JobDirError(
-            f"--shards {settings.shards}: the job was made with {len(before.shards)} shards, and they stay"
-        )
-    workers = settings.workers or max(len(before.workers), len(hosts))
-    if workers > len(before.shards):
-        raise ConfigError(
-            f"--workers {workers}: the job has {len(before.shards)} shards, so at most as many workers"
-        )
-    same = set(hosts) == set(before.workers)
-    if same and workers == len(before.workers):
+        layout = _first_layout(hosts, settings)
+        return Placement(layout, (0,) * len(layout.shards))
+    shards = len(before.layout.shards)
+    if settings.shards is not None and settings.shards != shards:
+        raise JobDirError(f"--shards {settings.shards}: the job was made with {shards} shards, and they stay")
+    there = set(hosts) >= set(before.layout.workers)
+    wanted = len(aim(before).workers)
+    if not before.settled and there and settings.workers in (None, wanted):
+        return before
+    workers = settings.workers or max(wanted, len(hosts) if before.settled else 0)
+    if workers > shards:
+        raise ConfigError(f"--workers {workers}: the job has {shards} shards, so at most as many workers")
+    same = set(hosts) == set(before.layout.workers)
+    if same and before.settled and workers == len(before.layout.workers):
         return before
     if same and workers >= len(hosts):
-        return _same_hosts(before, workers)
-    return rescale(before, workers, list(hosts)[:workers], FixedSharding(len(before.shards)))
+        layout = _same_hosts(before.layout, workers)
+    else:
+        layout = rescale(before.layout, workers, list(hosts)[:workers], FixedSharding(shards))
+    return Placement(layout, before.incarnations)
+
+
+def _first_layout(hosts: Sequence[HostId], settings: Settings) -> Layout:
+    workers = settings.workers or max(len(hosts), os.cpu_count() or 1)
+    if workers < len(hosts):
+        raise ConfigError(f"--workers {workers}: each of the {len(hosts)} hosts needs a worker")
+    sharding = FixedSharding(settings.shards) if settings.shards else DynamicSharding()
+    if settings.shards is not None and settings.shards < workers:
+        raise ConfigError(f"--shards {settings.shards}: fewer than the {workers} workers")
+    return initial_layout(workers, hosts, sharding)
 
 
 def wait_for_hosts(context: SparkContext, settings: Settings, layout: Layout) -> bool:

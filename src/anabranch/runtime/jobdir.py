@@ -29,14 +29,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from anabranch import crash
-from anabranch.errors import CorruptError, JobDirError, StorageFullError
+from anabranch.errors import CorruptError, Fenced, JobDirError, StorageFullError
 from anabranch.flow.plan import Plan, describe
 from anabranch.log.steplog import StepLog
 from anabranch.model.ids import Epoch, Step
-from anabranch.model.layout import Layout
+from anabranch.model.placement import Placement
 from anabranch.runtime import lease
 from anabranch.spark.spec import STATE_DIR_VARIABLE
 from anabranch.storage import Storage, open_storage, record
@@ -55,14 +55,6 @@ _LOOK_EVERY = 0.5
 _JOB = crash.declare_write("job", "the record of a new job is written")
 _EPOCH = crash.declare_write("epoch", "a coordinator takes its epoch")
 _LAYOUT = crash.declare_write("layout", "a layout is written")
-
-
-class LayoutRecord(NamedTuple):
-    """Who has what, and which copy of each shard counts."""
-
-    layout: Layout
-    incarnations: tuple[int, ...]
-    """Of each shard: the epoch in which it was last rebuilt, 0 for one that never was."""
 
 
 class JobDir:
@@ -288,8 +280,9 @@ class JobDir:
 
     # Layouts.
 
-    def layout(self) -> LayoutRecord | None:
-        """The newest layout, or None in a new job."""
+    def placement(self, moved: Placement | None = None) -> Placement | None:
+        """Where the copies of all shards are: as the newest layout record says, or as the step log does (`moved`),
+        whichever is newer; None in a new job."""
         names = self.storage.list("layouts")
         if not names and any(name.endswith("/") for name in self.log.list()):
             raise CorruptError(
@@ -298,17 +291,26 @@ class JobDir:
             )
         if not names:
             return None
-        found = record.read(self.storage, f"layouts/{names[-1]}")
-        return LayoutRecord(Layout.from_json(found["layout"]), tuple(found["incarnations"]))
+        written = Placement.from_json(record.read(self.storage, f"layouts/{names[-1]}"))
+        return moved if moved is not None and moved.version > written.version else written
 
-    def write_layout(self, layout: Layout, step: Step, incarnations: tuple[int, ...]) -> None:
-        value = {
-            "layout": layout.to_json(),
-            "incarnations": list(incarnations),
-            "step": step,
-            "time": time.time(),
-        }
-        record.create(self.storage, f"layouts/{layout.version:09d}.json", value, _LAYOUT)
+    def layouts(self) -> list[dict[str, Any]]:
+        """Every layout record, oldest first: `layout`, `incarnations`, `cuts`, `intent`, `step`, `time` and `why`."""
+        return [record.read(self.storage, f"layouts/{name}") for name in self.storage.list("layouts")]
+
+    def write_layout(self, placement: Placement, step: Step, why: dict[str, Any] | None = None) -> None:
+        """Record a layout, for the history, and for recovery where it is not the step log that says it.
+
+        Raises:
+            Fenced: another coordinator has written that version.
+        """
+        value = placement.to_json() | {"step": step, "time": time.time(), "why": why or {}}
+        try:
+            record.create(self.storage, f"layouts/{placement.version:09d}.json", value, _LAYOUT)
+        except FileExistsError:
+            raise Fenced(
+                f"layout {placement.version} was written by another coordinator; this one must stop"
+            ) from None
 
     # What is said, and what is wished.
 

@@ -22,7 +22,7 @@ REV-3  All of this happens in an epoch of its own, so tasks of earlier ones can 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -33,15 +33,17 @@ from anabranch.connect.inputlog import is_whole
 from anabranch.errors import CorruptError, JobDirError
 from anabranch.flow.plan import Plan
 from anabranch.log.steplog import Progress, StepLog
-from anabranch.model.ids import Attempt, Epoch, LayoutVersion, ShardId, Step, WorkerId
+from anabranch.model.ids import Attempt, Epoch, RegionId, ShardId, Step, WorkerId
+from anabranch.model.layout import Layout
+from anabranch.model.placement import Placement, next_version
 from anabranch.protocol.coordinator import Fail
 from anabranch.protocol.fleet import AskVersions, Command, Fleet, OpenAll, RunStep
 from anabranch.protocol.versions import LIVE, Version
-from anabranch.runtime.hosts import find_hosts, starting_layout
+from anabranch.runtime.hosts import find_hosts, starting_placement
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.standing import Standing
-from anabranch.spark.background import adopt_worker, restore_worker, roll_back_worker, shard_versions
+from anabranch.spark.background import restore_worker, roll_back_worker, shard_versions, sweep
 from anabranch.spark.job import StepRunner
 from anabranch.state.manifest import Manifest, empty_manifest
 from anabranch.state.survey import ShardFound
@@ -78,9 +80,20 @@ class Recovery:
         self.versions = Versions(jobdir.checkpoints)
         self.plan = plan
         self.regions = sorted({p.region for p in plan.operators if p.region is not None})
+        self.live = False
+        """Whether the state was opened as it was at the last commit record."""
 
-    def open(self, fleet: Fleet, epoch: Epoch) -> tuple[Standing, dict[int, Manifest]]:
+    def open(
+        self, fleet: Fleet, epoch: Epoch, *, first: bool = True, target: Layout | None = None
+    ) -> tuple[Standing, dict[int, Manifest]]:
         """Choose a version and open it.
+
+        Args:
+            fleet: who does the choosing.
+            epoch: of this recovery.
+            first: whether a run begins, and its settings say how many workers and hosts there shall be; later in a run, it
+                goes on with those that it has.
+            target: the layout to go on in, whatever the settings say.
 
         Returns:
             Where the run stands, behind the step log's end when steps must be replayed; and the checkpoints that
@@ -90,30 +103,44 @@ class Recovery:
             JobDirError: no version can be opened by all workers; says why.
         """
         committed = self.steplog.load()
-        before = self.jobdir.layout()
-        hosts = find_hosts(self.context, self.settings, before.layout if before else None)
-        layout = starting_layout(hosts, self.settings, before.layout if before else None)
+        before = self.jobdir.placement(committed.placement)
+        placement = self._place(before, first, target)
         standing = Standing(
             job=self.jobdir.job()["id"],
             epoch=epoch,
-            layout=layout,
-            incarnations=before.incarnations if before else (0,) * len(layout.shards),
+            placement=placement,
             progress=committed,
             keep_undo_from=Step(0),
             state_root=self.settings.state_dir or str(self.jobdir.state),
             outputs_root=self.jobdir.outputs.url,
         )
-        manifests = self._open_newest(fleet, standing, made=before is not None)
+        # Of a shard that is cut, no copy is whole.
+        halves = before.cuts.keys() - placement.cuts.keys() if before is not None else frozenset()
+        manifests = self._open_newest(fleet, standing, halves, made=before is not None)
         crash.point(_OPENED)
+        placement = standing.placement
         if before is None:
-            self.jobdir.write_layout(standing.layout, Step(0), standing.incarnations)
-        elif (layout, standing.incarnations) != (before.layout, before.incarnations):
-            if layout.version == before.layout.version:
-                standing.layout = replace(layout, version=LayoutVersion(layout.version + 1))
-            self.jobdir.write_layout(standing.layout, standing.progress.next_step, standing.incarnations)
+            self.jobdir.write_layout(placement, Step(0), {"kind": "first"})
+        elif placement != before:
+            if placement.version == before.version:
+                placement = standing.placement = next_version(placement, placement.layout)
+            kind = "restart" if placement.incarnations == before.incarnations else "recovery"
+            self.jobdir.write_layout(placement, standing.progress.next_step, {"kind": kind})
+        standing.progress.placement = placement
+        if before is not None:
+            # What a migration or a coordinator before this one has left behind.
+            self.runner.on_workers(standing.spec(Attempt(0)), sweep)
         return standing, {number.number: one for number, one in manifests.items() if number.number}
 
-    def _open_newest(self, fleet: Fleet, standing: Standing, made: bool) -> dict[Version, Manifest]:
+    def _place(self, before: Placement | None, first: bool, target: Layout | None) -> Placement:
+        if target is not None and before is not None:
+            return next_version(Placement(before.layout, before.incarnations), target)
+        settings = self.settings if first else replace(self.settings, workers=None, hosts=None)
+        return starting_placement(find_hosts(self.context, settings, before), settings, before)
+
+    def _open_newest(
+        self, fleet: Fleet, standing: Standing, halves: Collection[ShardId], made: bool
+    ) -> dict[Version, Manifest]:
         """Obey the machines until all workers have opened a version; returns the usable checkpoints."""
         trimmed = self._trimmed()
         manifests = self._manifests(empty=not trimmed)
@@ -130,14 +157,15 @@ class Recovery:
                     for worker in workers:
                         obstacles = trimmed | broken
                         versions = {*manifests}
-                        if made and not (wrong := self._not_live(found[worker], standing, last)):
+                        if made and not (wrong := self._not_live(found[worker], standing, halves, last)):
                             versions.add(LIVE)
                         elif made:
                             obstacles[LIVE] = wrong
                         commands = fleet.answered_versions(worker, versions, obstacles)
                 case [OpenAll(version), *_]:
                     try:
-                        self._open(version, standing, manifests, [one for many in found for one in many])
+                        here = [one for many in found for one in many if one.shard not in halves]
+                        self._open(version, standing, manifests, here)
                     except CorruptError as error:
                         if version == LIVE:
                             raise
@@ -199,10 +227,14 @@ class Recovery:
         commit = self.steplog.commit(Step(progress.next_step - 1)) if progress.next_step else None
         return None if commit is None else Epoch(commit["epoch"])
 
-    def _not_live(self, found: list[ShardFound], standing: Standing, last: Epoch | None) -> str:
+    def _not_live(
+        self, found: list[ShardFound], standing: Standing, halves: Collection[ShardId], last: Epoch | None
+    ) -> str:
         """Why a worker's shards are not at the last committed step; empty when they are."""
         progress = standing.progress
         for one in found:
+            if one.shard in halves:
+                return f"shard {one.shard} was on its way to another host, and that host is no longer used"
             if one.state != "there":
                 return one.detail
             for region in self.regions:
@@ -225,19 +257,27 @@ class Recovery:
         manifests: dict[Version, Manifest],
         found: list[ShardFound],
     ) -> None:
-        if version == LIVE:
-            self.runner.on_workers(standing.spec(Attempt(0)), adopt_worker)
+        self.live = version == LIVE
+        if self.live:
+            # A step that was under way is undone now: it may be planned anew, with other moves, by which not every copy
+            # that it has written would be opened again.
+            self.runner.on_workers(standing.spec(Attempt(0)), roll_back_worker)
             return
         manifest = manifests[version]
-        survivors = {one.shard for one in found if one.reaches(manifest.step)}
+        halves = standing.placement.cuts.keys()
+        survivors = {one.shard for one in found if one.reaches(manifest.step) and one.shard not in halves}
+        shards = len(standing.layout.shards)
+        survivors &= {ShardId(shard) for shard in range(shards)}
         standing.progress = Progress.from_json(manifest.progress)
-        lost = [ShardId(shard) for shard in range(len(standing.layout.shards)) if shard not in survivors]
+        standing.progress.markers = fitting_markers(manifest, shards)
+        lost = [ShardId(shard) for shard in range(shards) if shard not in survivors]
         if found:
             self._say_lost(version, lost, found, manifest)
         incarnations = list(standing.incarnations)
         for shard in lost if found else ():
-            incarnations[shard] = standing.epoch
-        standing.incarnations = tuple(incarnations)
+            incarnations[shard] = max(incarnations[shard] + 1, standing.epoch)
+        # Shards that were cut are rebuilt whole, where the layout has them.
+        standing.placement = replace(standing.placement, incarnations=tuple(incarnations), cuts={})
         spec = standing.spec(Attempt(0))
         if lost:
             rebuild = partial(
@@ -257,3 +297,23 @@ class Recovery:
         self.note(
             f"recovering from {what}, before step {manifest.step}: {len(lost)} of {len(found)} shards are rebuilt{why}"
         )
+
+
+def fitting_markers(manifest: Manifest, shards: int) -> dict[RegionId, dict[ShardId, Step]]:
+    """The markers of a checkpoint for `shards` whole shards.
+
+    Those of arriving copies are left out.  Where the job had another number of shards then, all shards are rebuilt, and
+    any step before the checkpoint will do, as long as all say the same.
+    """
+    markers = Progress.from_json(manifest.progress).markers
+    # Of the empty state there is no layout.
+    if len(manifest.layout.get("shards", ())) in (0, shards):
+        return {
+            region: {shard: step for shard, step in steps.items() if shard < shards}
+            for region, steps in markers.items()
+        }
+    return {
+        region: dict.fromkeys(map(ShardId, range(shards)), max(steps.values()))
+        for region, steps in markers.items()
+        if steps
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import deque
@@ -37,16 +38,13 @@ class StatusBoard:
             "notes": [],
             "error": None,
         }
+        self.said: dict[str, Any] = {}
+        """What was written last: a value of its own, for other threads."""
         self._write(now=True)
 
     def started(self, layout: Layout, progress: Progress) -> None:
-        self.status |= {
-            "state": "running",
-            "workers": len(layout.workers),
-            "hosts": sorted(set(layout.workers)),
-            "shards": len(layout.shards),
-            "layout": layout.version,
-        }
+        self.status["state"] = "running"
+        self.layout(layout)
         self._progress(progress)
         self._write(now=True)
 
@@ -86,6 +84,26 @@ class StatusBoard:
             self._progress(progress)
             self._write(now=True)
 
+    def rescaling(self, migration: dict[str, Any] | None, sizes: dict[str, Any] | None) -> None:
+        """How a rescaling goes, and how large shards are, where that is known."""
+        before = self.status.get("migration")
+        if migration is not None:
+            self.status["migration"] = migration
+        if sizes is not None:
+            self.status["sizes"] = sizes
+        changed = migration is not None and (before is None or before["state"] != migration["state"])
+        if changed or (migration is not None and migration["seconds"] != (before or {}).get("seconds")):
+            self._write(now=changed)
+
+    def layout(self, layout: Layout) -> None:
+        """The flow runs in another layout."""
+        self.status |= {
+            "workers": len(layout.workers),
+            "hosts": sorted(set(layout.workers)),
+            "shards": len(layout.shards),
+            "layout": layout.version,
+        }
+
     def fault(self, step: Step, attempt: int, error: AnabranchError) -> None:
         faults = self.status["faults"]
         text = f"{type(error).__name__}: {error}"
@@ -120,4 +138,5 @@ class StatusBoard:
         if now or clock - self.written >= _EVERY:
             self.written = clock
             self.status["updated"] = time.time()
+            self.said = json.loads(json.dumps(self.status))
             self.jobdir.write_status(self.status)

@@ -10,21 +10,24 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from anabranch import crash
 from anabranch.errors import EngineError, Fenced
 from anabranch.model.ids import HostId, RegionId, ShardId, Step, WorkerId
-from anabranch.spark.shards import host_dir, identity, state_root
+from anabranch.model.placement import Copy
+from anabranch.spark.shards import copy_path, host_dir, identity, state_root
 from anabranch.spark.spec import StepSpec
 from anabranch.state.boot import current_boot_id
 from anabranch.state.faults import with_growth
 from anabranch.state.identity import Fence
 from anabranch.state.manifest import Manifest, Piece, Work
+from anabranch.state.removal import sweep_host
 from anabranch.state.restore import Target, restore_shards
 from anabranch.state.snapshot import Snapshot, Source, write_snapshot
-from anabranch.state.store import ShardStore, shard_path
+from anabranch.state.store import ShardStore
 from anabranch.state.survey import ShardFound, survey
 from anabranch.state.transaction import rollback_shard
 from anabranch.state.versions import Versions
@@ -65,11 +68,15 @@ def snapshot_host(
     """
     hosts = spec.layout.hosts
     place = hosts.index(host)
-    directory = host_dir(spec, host)
+    host_dir(spec, host)
     shards = [
-        Source(str(shard_path(directory, shard)), identity(spec, shard), markers_of(spec, shard))
-        for worker in spec.layout.workers_of(host)
-        for shard in spec.layout.shards_of(worker)
+        Source(
+            str(copy_path(spec, copy)),
+            identity(spec, copy),
+            markers_of(spec, copy),
+            hashes=(copy.low, copy.end),
+        )
+        for copy in spec.placement.copies_at(host)
     ]
     # Asked on this thread, which also makes an object store's client start its threads from here.
     if version in Versions(storage).list():
@@ -81,34 +88,26 @@ def snapshot_host(
 
 def shard_versions(spec: StepSpec, worker: WorkerId, regions: Iterable[RegionId]) -> list[ShardFound]:
     """What is on disk of each shard of a worker.  Raises nothing, and changes nothing."""
-    directory = state_root(spec) / spec.layout.workers[worker]
     asked = list(regions)
     return [
-        survey(shard_path(directory, shard), identity(spec, shard), asked)
-        for shard in spec.layout.shards_of(worker)
+        replace(survey(copy_path(spec, copy), identity(spec, copy), asked), shard=copy.slot)
+        for copy in spec.placement.copies_of(worker)
     ]
-
-
-def adopt_worker(spec: StepSpec, worker: WorkerId, shards: Collection[ShardId] | None = None) -> None:
-    """Say of the worker's shards (or these of them) that they are written, unsynced, in this boot: before
-    the first step of a run writes to shards that were found as they should be."""
-    for store in _stores(spec, worker, shards):
-        store.stamp(current_boot_id())
 
 
 def roll_back_worker(spec: StepSpec, worker: WorkerId, shards: Collection[ShardId] | None = None) -> None:
     """Take the worker's shards (or these of them) back to exactly `spec.markers`; each in one transaction.
 
-    Stores the spec's fence, so tasks of the time before cannot write any more.  Done twice, it changes nothing.
+    Stores the spec's fence, so tasks of the time before cannot write any more, and says of the shards that they are
+    written, unsynced, in this boot.  Done twice, it changes nothing.
 
     Raises:
         ShardMismatch: an undo ring does not reach back that far, or a shard is behind.
         Fenced, StorageFullError, WrongHost.
     """
-    for store in _stores(spec, worker, shards):
+    for copy, store in _stores(spec, worker, shards):
         store.stamp(current_boot_id())
-        wanted = markers_of(spec, store.identity.shard)
-        with_growth(partial(rollback_shard, store, _fence(spec), wanted))
+        with_growth(partial(rollback_shard, store, _fence(spec), markers_of(spec, copy)))
         crash.point(ROLLED_BACK)
 
 
@@ -133,10 +132,26 @@ def restore_worker(
     directory = state_root(spec) / spec.layout.workers[worker]
     directory.mkdir(parents=True, exist_ok=True)
     targets = [
-        Target(shard_path(directory, shard), identity(spec, shard), markers_of(spec, shard))
-        for shard in _chosen(spec, worker, shards)
+        Target(copy_path(spec, copy), identity(spec, copy), markers_of(spec, copy))
+        for copy in _chosen(spec, worker, shards)
     ]
     return restore_shards(storage, manifest, targets, _fence(spec))
+
+
+def sweep(spec: StepSpec, worker: WorkerId) -> list[str]:
+    """Remove what the placement does not name: from the worker's host, if it is the first of the host's workers, and from
+    directories of hosts that are no longer used.  Returns the names of what was removed."""
+    host = spec.layout.workers[worker]
+    if worker != spec.layout.workers_of(host)[0]:
+        return []
+    root = state_root(spec)
+    keep = [identity(spec, copy) for copy in spec.placement.copies_at(host)]
+    removed = sweep_host(root / host, keep, _fence(spec))
+    used = set(spec.layout.hosts)
+    for other in sorted(root.iterdir()) if root.is_dir() else ():
+        if other.is_dir() and other.name not in used and any(other.glob("shard-*")):
+            removed += sweep_host(other, [], _fence(spec))
+    return removed
 
 
 def run_low(action: Callable[[], T]) -> T:
@@ -151,7 +166,7 @@ def run_low(action: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            _lower_priority()
+            lower_priority()
             answers.append(action())
         except BaseException as error:  # noqa: BLE001  raised below, in the thread that asked
             errors.append(error)
@@ -164,7 +179,8 @@ def run_low(action: Callable[[], T]) -> T:
     return answers[0]
 
 
-def _lower_priority() -> None:
+def lower_priority() -> None:
+    """Give this thread, for the rest of its life, a tenth of what a step's task gets on a busy machine."""
     if sys.platform != "linux":
         # Elsewhere a nice value is the whole process's.
         return
@@ -175,19 +191,21 @@ def _lower_priority() -> None:
         return
 
 
-def markers_of(spec: StepSpec, shard: ShardId) -> dict[RegionId, Step]:
-    """Where the regions of a shard stand."""
-    return {region: steps[shard] for region, steps in spec.markers.items() if shard in steps}
+def markers_of(spec: StepSpec, copy: Copy) -> dict[RegionId, Step]:
+    """Where the regions of a copy stand."""
+    return {region: steps[copy.slot] for region, steps in spec.markers.items() if copy.slot in steps}
 
 
-def _stores(spec: StepSpec, worker: WorkerId, shards: Collection[ShardId] | None) -> Iterable[ShardStore]:
-    directory = host_dir(spec, spec.layout.workers[worker])
-    for shard in _chosen(spec, worker, shards):
-        yield ShardStore.open(shard_path(directory, shard), identity(spec, shard))
+def _stores(
+    spec: StepSpec, worker: WorkerId, shards: Collection[ShardId] | None
+) -> Iterable[tuple[Copy, ShardStore]]:
+    host_dir(spec, spec.layout.workers[worker])
+    for copy in _chosen(spec, worker, shards):
+        yield copy, ShardStore.open(copy_path(spec, copy), identity(spec, copy))
 
 
-def _chosen(spec: StepSpec, worker: WorkerId, shards: Collection[ShardId] | None) -> list[ShardId]:
-    return [shard for shard in spec.layout.shards_of(worker) if shards is None or shard in shards]
+def _chosen(spec: StepSpec, worker: WorkerId, slots: Collection[ShardId] | None) -> list[Copy]:
+    return [copy for copy in spec.placement.copies_of(worker) if slots is None or copy.slot in slots]
 
 
 def _fence(spec: StepSpec) -> Fence:

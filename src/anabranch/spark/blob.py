@@ -75,7 +75,7 @@ def encode(
 def decode(data: bytes) -> Blob:
     """Take a blob apart.  Raises IncompleteInput when it is shorter than it says."""
     magic, length = _HEAD.unpack_from(data)
-    header = msgpack.unpackb(data[_HEAD.size : _HEAD.size + length], use_list=True)
+    header = msgpack.unpackb(data[_HEAD.size : _HEAD.size + length], use_list=True, strict_map_key=False)
     position = _HEAD.size + length
     frames = []
     for channel, rows, size in header["frames"]:

@@ -12,7 +12,7 @@ from pyspark import SparkContext
 
 from anabranch.errors import AnabranchError
 from anabranch.flow.plan import Plan
-from anabranch.model.ids import WorkerId
+from anabranch.model.ids import HostId, WorkerId
 from anabranch.spark import failure
 from anabranch.spark.asking import Ask, guarded, in_order
 from anabranch.spark.blob import decode
@@ -30,8 +30,8 @@ class StepRunner:
 
     Handles keep workers at the host that holds their shards: a *handle* is one cached partition per worker, made on
     the host that the layout names.  On a cluster every stage is a narrow union of the handles with what was
-    exchanged, so Spark runs a task where its handle is.  They are rebuilt for each layout and before each retry: a
-    lost executor takes its handles along.
+    exchanged, so Spark runs a task where its handle is.  There are handles for each layout, and they are rebuilt before
+    each retry: a lost executor takes its handles along.
     """
 
     def __init__(self, context: SparkContext, plan: Plan, placed: bool) -> None:
@@ -40,8 +40,8 @@ class StepRunner:
         self.placed = placed
         self._plan = ShippedPlan(context, plan)
         self._dag = Dag(context, [self._plan.broadcast])
-        self._handles: Any = None
-        self._handles_for: tuple[Any, ...] = ()
+        self._handles: dict[tuple[HostId, ...], Any] = {}
+        """By the hosts of workers.  Replaced and never changed, since another thread may prepare some."""
         self._sweeper: threading.Thread | None = None
 
     def run(self, spec: StepSpec) -> list[Report]:
@@ -70,14 +70,25 @@ class StepRunner:
         task = Ask(ask, spec)
         return in_order(guarded(spec, lambda: self._dag.collect(self._handles_of(spec), task)))
 
-    def forget_handles(self) -> None:
-        """Rebuild the handles before the next step: a layout changed, or an attempt failed."""
-        handles, self._handles = self._handles, None
-        if handles is not None:
+    def prepare(self, workers: tuple[HostId, ...]) -> None:
+        """Make the handles of a coming layout, on another thread than the one that runs steps."""
+        if workers not in self._handles:
+            made = self._dag.handles(workers, self.placed)
+            self._handles = {**self._handles, workers: made}
+
+    def keep_handles(self, workers: tuple[HostId, ...]) -> None:
+        """Let go of the handles of all other layouts."""
+        gone = {key: handles for key, handles in self._handles.items() if key != workers}
+        self._handles = {key: handles for key, handles in self._handles.items() if key == workers}
+        for handles in gone.values():
             try:
                 handles.unpersist(False)
             except (Py4JError, OSError) as error:
                 log.warning("could not release handles error=%s", error)
+
+    def forget_handles(self) -> None:
+        """Rebuild the handles before the next step: an attempt failed."""
+        self.keep_handles(())
 
     def close(self) -> None:
         """Release what this runner holds in Spark; the context stays."""
@@ -101,12 +112,8 @@ class StepRunner:
         return answers
 
     def _handles_of(self, spec: StepSpec) -> Any:
-        key = spec.layout.workers
-        if self._handles is None or self._handles_for != key:
-            self.forget_handles()
-            self._handles = self._dag.handles(spec.layout.workers, self.placed)
-            self._handles_for = key
-        return self._handles
+        self.prepare(spec.layout.workers)
+        return self._handles[spec.layout.workers]
 
     def _sweep(self, shuffles: list[Any]) -> None:
         """Free the shuffle files of a step that is over, beside the next one: Spark itself waits for a

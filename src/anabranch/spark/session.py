@@ -30,6 +30,7 @@ GUARANTEES: Mapping[str, str] = {
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.speculation": "false",
     "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "anabranch.spark.daemon",
     "spark.dynamicAllocation.enabled": "false",
 }
 """Settings that a user cannot change."""
@@ -54,6 +55,9 @@ DEFAULTS: Mapping[str, str] = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+
+_SLOTS = 16
+"""Of an embedded run on all cores, at the least: a flow may be given more workers than there are cores."""
 
 _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
 """Workers are the parallelism: a kernel with threads of its own would fight its neighbours."""
@@ -160,15 +164,15 @@ def settings_for(name: str, master: str, conf: Mapping[str, str], ui: bool) -> d
 
 
 def _with_spare_slot(master: str) -> str:
-    """An embedded master with one slot more than asked for.
+    """An embedded master with one slot more than asked for, and with room for more workers than cores.
 
     Checkpoints are Spark jobs of their own that run at low priority; in a slot of the steps, their priority would
-    become that of the steps that wait for it.
+    become that of the steps that wait for it.  A slot is a thread of the JVM: one that nobody needs costs nothing.
     """
     embedded = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
     if embedded is None:
         return master
-    slots = (os.cpu_count() or 1) if embedded[1] == "*" else int(embedded[1] or 1)
+    slots = max(_SLOTS, os.cpu_count() or 1) if embedded[1] == "*" else int(embedded[1] or 1)
     return f"local[{slots + 1}]"
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from anabranch import crash
-from anabranch.errors import WrongHost
+from anabranch.errors import IncompleteInput, WrongHost
 from anabranch.flow.plan import Plan
-from anabranch.model.ids import HostId, Incarnation, OperatorId, RegionId, ShardId, WorkerId
+from anabranch.model.ids import HostId, OperatorId, RegionId, ShardId, Step, WorkerId
+from anabranch.model.placement import Copy
 from anabranch.operators.kernel import KeyedState
-from anabranch.spark.spec import STATE_DIR_VARIABLE, StepSpec
+from anabranch.spark.spec import STATE_DIR_VARIABLE, Moving, StepSpec
 from anabranch.state.boot import current_boot_id
 from anabranch.state.identity import Fence, ShardIdentity
 from anabranch.state.store import ShardStore, shard_path
+from anabranch.state.transfer import Arrival, Cargo, weigh
 from anabranch.state.worker import OwnedShard, WorkerState, run_with_growth
 
 SYNCED = crash.declare("sync.shard", "when one of the shards was synced for an orderly stop")
@@ -27,6 +29,7 @@ class Written(NamedTuple):
     """What a stage wrote."""
 
     touched: dict[RegionId, list[ShardId]]
+    """The slots of the copies that were written."""
     undo_bytes: int
 
 
@@ -37,30 +40,35 @@ class StageState(Protocol):
 
 
 def run_with_state(
-    plan: Plan, spec: StepSpec, stage: int, worker: WorkerId, body: Callable[[StageState], T]
+    plan: Plan,
+    spec: StepSpec,
+    stage: int,
+    worker: WorkerId,
+    body: Callable[[StageState], T],
+    cargos: Sequence[Cargo] = (),
 ) -> tuple[T, Written]:
-    """Run a stage's body over the worker's shards and commit them; also tells what it wrote.  A stage without state
-    opens nothing."""
+    """Run a stage's body over the worker's copies and commit them; also tells what it wrote.  A stage without state
+    opens nothing.
+
+    Args:
+        cargos: The state that has arrived for this stage; acquired before the body asks for a key.
+    """
     regions = plan.regions(stage)
     if not regions:
+        if stage == plan.depth:
+            _make_empty(plan, spec, worker)
         return body(_NoState()), Written({}, 0)
-    owned = _owned(spec, worker, regions)
+    owned, slots = _owned(plan, spec, worker, regions, cargos)
 
     def make() -> WorkerState:
-        return WorkerState(
-            len(spec.layout.shards),
-            owned,
-            Fence(spec.epoch, spec.step, spec.attempt),
-            regions,
-            spec.keep_undo_from,
-        )
+        return WorkerState(len(spec.layout.shards), owned, _fence(spec), regions, spec.keep_undo_from)
 
     def run(state: WorkerState) -> tuple[T, Written]:
         result = body(state)
         touched: dict[RegionId, list[ShardId]] = {}
         for shard in state.commit():
             for region in shard.regions:
-                touched.setdefault(region, []).append(shard.shard)
+                touched.setdefault(region, []).append(slots[shard.shard])
         return result, Written(touched, state.undo_bytes)
 
     return run_with_growth(make, run)
@@ -90,26 +98,84 @@ def state_root(spec: StepSpec) -> Path:
     return Path(machine) / spec.job if machine else Path(spec.state_root)
 
 
-def identity(spec: StepSpec, shard: ShardId) -> ShardIdentity:
+def identity(spec: StepSpec, copy: Copy) -> ShardIdentity:
     return ShardIdentity(
-        job=spec.job,
-        shard=shard,
-        of=len(spec.layout.shards),
-        incarnation=Incarnation(spec.incarnations[shard]),
-        host=spec.layout.workers[spec.layout.shards[shard]],
+        job=spec.job, shard=copy.shard, of=copy.of, incarnation=copy.incarnation, host=copy.host
     )
 
 
-def _owned(spec: StepSpec, worker: WorkerId, regions: Iterable[RegionId]) -> list[OwnedShard]:
+def copy_path(spec: StepSpec, copy: Copy) -> Path:
+    """Where the machine of a copy's host keeps it, whether that is there or not."""
+    return shard_path(state_root(spec) / copy.host, copy.shard)
+
+
+def region_tables(plan: Plan, regions: Sequence[RegionId]) -> dict[RegionId, tuple[str, ...]]:
+    """The names of the tables that the operators of these regions keep."""
+    tables: dict[RegionId, tuple[str, ...]] = dict.fromkeys(regions, ())
+    for planned in plan.operators:
+        if planned.region in tables and planned.node.stateful is not None:
+            tables[planned.region] += tuple(
+                f"{planned.node.id}.{name}" for name in planned.node.stateful.tables
+            )
+    return tables
+
+
+def _fence(spec: StepSpec) -> Fence:
+    return Fence(spec.epoch, spec.step, spec.attempt)
+
+
+def _owned(
+    plan: Plan, spec: StepSpec, worker: WorkerId, regions: Sequence[RegionId], cargos: Sequence[Cargo]
+) -> tuple[list[OwnedShard], dict[ShardId, ShardId]]:
+    """The worker's copies, and the slot of each by its shard: a worker never has two copies of a shard."""
     directory = host_dir(spec, spec.layout.workers[worker])
-    return [
-        OwnedShard(
-            shard_path(directory, shard),
-            identity(spec, shard),
-            {region: spec.markers.get(region, {}).get(shard) for region in regions},
+    arriving = {moving.shard: moving for moving in spec.moving if moving.target.worker == worker}
+    tables = region_tables(plan, regions) if arriving else {}
+    owned, slots = [], {}
+    for copy in spec.placement.copies_of(worker):
+        moving = arriving.get(copy.shard)
+        slots[copy.shard] = copy.slot
+        owned.append(
+            OwnedShard(
+                shard_path(directory, copy.shard),
+                identity(spec, copy),
+                _expected(spec, copy, regions) if moving is None else {},
+                hashes=(copy.low, copy.end),
+                tables=tables,
+                arriving=None if moving is None else _arrival(spec, moving, regions, cargos),
+            )
         )
-        for shard in spec.layout.shards_of(worker)
-    ]
+    return owned, slots
+
+
+def _expected(spec: StepSpec, copy: Copy, regions: Sequence[RegionId]) -> Mapping[RegionId, Step | None]:
+    return {region: spec.markers.get(region, {}).get(copy.slot) for region in regions}
+
+
+def _arrival(spec: StepSpec, moving: Moving, regions: Sequence[RegionId], cargos: Sequence[Cargo]) -> Arrival:
+    mine = tuple(cargo for cargo in cargos if cargo.shard == moving.shard)
+    if sorted(cargo.region for cargo in mine) != sorted(regions):
+        raise IncompleteInput(
+            f"step {spec.step}: shard {moving.shard} should arrive at worker {moving.target.worker} with the state of "
+            f"regions {sorted(regions)}, and came with {sorted(cargo.region for cargo in mine)}"
+        )
+    return Arrival(mine, moving.fresh)
+
+
+def _make_empty(plan: Plan, spec: StepSpec, worker: WorkerId) -> None:
+    """A flow that keeps no state has shards all the same, so that it can be rescaled and recovered like any other."""
+    if not any(planned.region for planned in plan.operators):
+        for moving in spec.moving:
+            if moving.fresh and moving.target.worker == worker:
+                ShardStore.create(copy_path(spec, moving.target), identity(spec, moving.target))
+
+
+def weigh_copies(spec: StepSpec, worker: WorkerId) -> dict[ShardId, int]:
+    """The bytes of state in each of the worker's copies, by slot."""
+    return {
+        copy.slot: weigh(ShardStore.open(copy_path(spec, copy), identity(spec, copy)))
+        for copy in spec.placement.copies_of(worker)
+    }
 
 
 # What the coordinator asks of hosts outside of steps.
@@ -117,8 +183,8 @@ def _owned(spec: StepSpec, worker: WorkerId, regions: Iterable[RegionId]) -> lis
 
 def sync_shards(spec: StepSpec, worker: WorkerId) -> None:
     """Make the worker's shards durable, for an orderly stop."""
-    directory = host_dir(spec, spec.layout.workers[worker])
-    for shard in spec.layout.shards_of(worker):
-        store = ShardStore.open(shard_path(directory, shard), identity(spec, shard))
+    host_dir(spec, spec.layout.workers[worker])
+    for copy in spec.placement.copies_of(worker):
+        store = ShardStore.open(copy_path(spec, copy), identity(spec, copy))
         store.stamp_clean(current_boot_id())
         crash.point(SYNCED)

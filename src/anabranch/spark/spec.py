@@ -9,6 +9,7 @@ from typing import Any
 from anabranch.connect.source import Slice
 from anabranch.model.ids import Attempt, Epoch, HostId, RegionId, ShardId, Step, WorkerId
 from anabranch.model.layout import Layout
+from anabranch.model.placement import Copy, Cut, Placement
 
 STATE_DIR_VARIABLE = "ANABRANCH_STATE_DIR"
 """Set on a Spark worker machine, it says where that machine keeps shards."""
@@ -53,6 +54,25 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Moving:
+    """Hashes of a shard that change their copy in this step."""
+
+    shard: ShardId
+    low: int
+    end: int
+    source: Copy
+    """As before the step."""
+    target: Copy
+    """As after it."""
+    fresh: bool
+    """Whether the target has nothing yet of what counts; False where earlier steps or a copy beside the steps filled it."""
+    since: Step | None
+    """Only what changed since that step travels: the rest was copied beside the steps."""
+    markers: Mapping[RegionId, Step]
+    """What the source's regions are at."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepSpec:
     """One attempt of one step, the same for every task of it."""
 
@@ -77,10 +97,22 @@ class StepSpec:
     """Of a replay, what the commit record says was lost."""
     isolate: bool = False
     """Whether to note each record before a user's function gets it, to find the one on which processes die."""
+    cuts: Mapping[ShardId, Cut] = field(default_factory=dict)
+    """Of shards under way; the layout, the incarnations and these are as after the step."""
+    moving: tuple[Moving, ...] = ()
+    """What changes its copy in this step."""
+    marks_since: Step | None = None
+    """Keys that move keep the mark that they changed since this step; None: nobody asks."""
+    weigh: bool = False
+    """Whether to tell how large shards are."""
 
     @property
     def workers(self) -> int:
         return len(self.layout.workers)
+
+    @property
+    def placement(self) -> Placement:
+        return Placement(self.layout, self.incarnations, self.cuts)
 
 
 @dataclass(slots=True)
@@ -104,6 +136,10 @@ class Report:
     dead_letters: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went, by part of the stage."""
+    collected: dict[ShardId, int] = field(default_factory=dict)
+    """Bytes of state that left, by shard."""
+    sizes: dict[ShardId, int] = field(default_factory=dict)
+    """Bytes of state by slot, where the step was to weigh."""
 
     def to_wire(self) -> list[Any]:
         return [getattr(self, name) for name in _FIELDS]

@@ -22,7 +22,7 @@ from anabranch.connect.sinks import parquet
 from anabranch.connect.source import OnBad, Slice, frame_schema
 from anabranch.errors import InputChangedError, RecordError
 from anabranch.flow.plan import DEAD_LETTER_SCHEMA, DEAD_LETTERS, Channel, Plan, Planned
-from anabranch.model.batch import HASH, MAJOR, MINOR, ORDER, ORDER_SCHEMA, ORIGIN, STEP, WEIGHT, visible
+from anabranch.model.batch import HASH, MAJOR, MINOR, ORDER, ORDER_SCHEMA, ORIGIN, STEP, U64, WEIGHT, visible
 from anabranch.model.contenthash import content_hash
 from anabranch.model.hashing import hash_columns, shard_of, zset_hash
 from anabranch.model.ids import OperatorId, WorkerId
@@ -30,8 +30,9 @@ from anabranch.operators.kernel import Combining, Context, DeadLetter, Guard
 from anabranch.operators.userfn import Poisoned
 from anabranch.spark.blob import Blob, Packed, check_complete, encode, pack_frame
 from anabranch.spark.crumbs import isolation
+from anabranch.spark.moving import STATE, arrived_state, collect_leaving
 from anabranch.spark.reads import without_lost
-from anabranch.spark.shards import StageState, run_with_state
+from anabranch.spark.shards import StageState, run_with_state, weigh_copies
 from anabranch.spark.spec import Assigned, Lost, Report, StepSpec
 from anabranch.storage import open_storage
 
@@ -43,6 +44,7 @@ def run_stage(
     started = time.perf_counter()
     blobs = check_complete(spec, stage, worker, arrived) if stage > 0 else []
     received = time.perf_counter()
+    moving, collected = collect_leaving(plan, spec, stage, worker) if spec.moving else ([], {})
     with isolation(spec, stage, worker) as guard:
         result, written = run_with_state(
             plan,
@@ -50,9 +52,15 @@ def run_stage(
             stage,
             worker,
             lambda state: _StageRun(plan, spec, stage, worker, blobs, state, guard)(),
+            arrived_state(blobs) if spec.moving else (),
         )
+    for goal, packed in moving:
+        result.leaving[goal].append(packed)
     report = result.report
     report.touched, report.undo_bytes = written
+    report.collected = collected
+    if spec.weigh and stage == plan.depth:
+        report.sizes = weigh_copies(spec, worker)
     report.seconds["receive"] = received - started
     report.seconds["run"] = time.perf_counter() - received
     reports = [wire for blob in blobs for wire in blob.reports] + [report.to_wire()]
@@ -95,7 +103,8 @@ class _StageRun:
         self.arrived: dict[int, list[Packed]] = {}
         for blob in blobs:
             for packed in blob.frames:
-                self.arrived.setdefault(packed.channel, []).append(packed)
+                if packed.channel != STATE:
+                    self.arrived.setdefault(packed.channel, []).append(packed)
         self.channels = {channel.number: channel for channel in plan.channels}
         # A channel's frame is wanted by each of its consumers; unpacking and sorting it is done once.
         self.unpacked: dict[int, pl.DataFrame] = {}
@@ -330,10 +339,19 @@ class _StageRun:
         if channel.combine is not None:
             frame = self._combiner(channel).partial(frame)
         frame = _with_hash(frame, channel.keys)
-        owners = np.asarray(self.spec.layout.shards, dtype=np.uint16)
-        receivers = owners[shard_of(frame.get_column(HASH).to_numpy(), len(owners))]
+        receivers = _receivers(self.spec, frame.get_column(HASH).to_numpy())
         for receiver, part in _partition(frame, receivers, self.spec.workers):
             leaving[receiver].append(pack_frame(channel.number, part))
+
+
+def _receivers(spec: StepSpec, hashes: U64) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+    """The worker of each hash; of a shard under way, that of the copy on its side of the cursor."""
+    owners = np.asarray(spec.layout.shards, dtype=np.uint16)
+    shards = shard_of(hashes, len(owners))
+    receivers = owners[shards]
+    for shard, cut in spec.cuts.items():
+        receivers[(shards == shard) & (hashes < np.uint64(cut.cursor))] = cut.arriving
+    return receivers
 
 
 def _partition(

@@ -74,6 +74,19 @@ def after(prefix: bytes) -> bytes:
     return stripped[:-1] + bytes((stripped[-1] + 1,))
 
 
+def prefix(hash_: int) -> bytes:
+    """What the addresses of a hash begin with; above all addresses for 2⁶⁴."""
+    return hash_.to_bytes(8, "big") if hash_ < 1 << 64 else b"\xff" * 9
+
+
+def whole(disk: bytes, stored: bytes) -> tuple[bytes, bytes]:
+    """Address and value of what is on disk."""
+    if disk[8] == 0:
+        return disk, stored
+    key, value = unpack_long(stored)
+    return disk[:8] + b"\x00" + key, value
+
+
 def pack_long(address: bytes, value: bytes) -> bytes:
     """The stored value of a long key: the whole key, then the value."""
     return _LENGTH.pack(len(address) - HEAD) + address[HEAD:] + value

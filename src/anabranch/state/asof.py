@@ -25,6 +25,9 @@ before anything of that snapshot is used.
 No transaction lasts: one that is held makes LMDB keep every page that is replaced meanwhile, for good.  On a thread of
 low priority even a few keys may take long, so the number of keys in a transaction follows the clock.
 
+Keys that come from another store bring no facts: they lie outside of the ranges that were valid here before, and
+whoever reads as of such a step asks for those.
+
 Must not know: workers, partitions, files.
 """
 
@@ -42,24 +45,26 @@ import lmdb
 
 from anabranch.errors import Fenced, ShardMismatch
 from anabranch.model.ids import Epoch, RegionId, Step
-from anabranch.state.address import is_long, unpack_long
+from anabranch.model.ranges import EVERYTHING, HashRange
+from anabranch.state.address import is_long, prefix, whole
+from anabranch.state.history import History
 from anabranch.state.identity import Marker
 from anabranch.state.store import META, UNDO, ShardStore
 from anabranch.state.tables import ShardTable
 from anabranch.state.transaction import read_fence
-from anabranch.state.undo import Record, UndoRing, changes_of, long_name, short_name
+from anabranch.state.undo import (
+    Record,
+    Touched,
+    UndoRing,
+    changes_of,
+    follows,
+    long_name,
+    marked_in,
+    short_name,
+    touched_in,
+)
 
 T = TypeVar("T")
-HashRange = tuple[int, int]
-"""Hashes from the first up to, and without, the second."""
-EVERYTHING: tuple[HashRange, ...] = ((0, 1 << 64),)
-
-
-def hash_range(number: int, of: int) -> HashRange:
-    """The hashes of one of `of` equal parts of all: a shard's, or a recovery partition's."""
-    return -(-(number << 64) // of), -(-(number + 1 << 64) // of)
-
-
 FEWEST, FIRST, MOST = 256, 2_000, 20_000
 """Keys in a transaction."""
 _SHORT, _LONG = 0.005, 0.02
@@ -136,12 +141,16 @@ class AsOf:
             for low, end in ranges:
                 yield from self._scan_table(table, prefix(low), prefix(end))
 
-    def changed(self, since: Step) -> Iterator[Rows]:
-        """Every key that a step from `since` on and below `at` has written, by table, then by address."""
+    def changed(self, since: Step, ranges: Sequence[HashRange] = EVERYTHING) -> Iterator[Rows]:
+        """Every key of these ranges, which ascend, that a step from `since` on and below `at` has written, also while
+        the key was in another store; by table, then by address.  Keys that have only arrived since may be among them.
+
+        Raises:
+            ShardMismatch: Also when keys have arrived whose changes are not known back to `since` (HIS-2).
+        """
         keys: dict[bytes, set[bytes]] = {}
-        for raw in self._records_since(since):
-            for change in changes_of(raw):
-                keys.setdefault(short_name(change.table), set()).update(change.addresses)
+        for touched in self.touched(since, ranges):
+            keys.setdefault(short_name(touched.table), set()).update(touched.addresses)
         for table in sorted(keys):
             addresses = sorted(keys.pop(table))
             long = any(map(is_long, addresses))
@@ -154,6 +163,22 @@ class AsOf:
                 if facts:
                     values = list(map(facts.get, some, values))
                 yield Rows(table, some, values)
+
+    def touched(self, since: Step, ranges: Sequence[HashRange] = EVERYTHING) -> Iterator[Touched]:
+        """The keys of `changed`, as the records say: some more than once."""
+        unbounded = tuple(ranges) == EVERYTHING
+        for region in self._read(lambda txn: UndoRing(self.store, txn).regions()):
+            history = self._read(partial(self._history, region=region))
+            if not history.knows(since, ranges):
+                raise self._too_short(region, history.known(since, ranges))
+            for found in self._touched_in(region, since, history.born):
+                yield from [found] if unbounded else map(found.within, ranges)
+
+    def base(self, region: RegionId) -> Marker | None:
+        """The region's marker as of `at`."""
+        self._read(lambda txn: None)
+        bases = {short_name(name): marker for name, marker in self._bases.items()}
+        return bases.get(short_name(region))
 
     # --- transactions
 
@@ -274,9 +299,9 @@ class AsOf:
             if chunk.long:
                 unordered = True
                 for disk, value in zip(keys, stored, strict=True):
-                    address, whole = _whole(disk, value)
+                    address, plain = whole(disk, value)
                     addresses.append(address)
-                    values.append(whole)
+                    values.append(plain)
             else:
                 addresses += keys
                 values += stored
@@ -331,25 +356,27 @@ class AsOf:
         db = self.store.env.open_db(table, txn=txn, create=False)
         return ShardTable(txn, db, long).get(addresses, long)
 
-    def _records_since(self, since: Step) -> Iterator[bytes]:
-        """The records from `since` on and below `at`, which are final; a few in each transaction."""
-        regions = self._read(lambda txn: UndoRing(self.store, txn).regions())
-        for region in regions:
-            base = self._bases.get(region)
-            if base is None or base.step < since:
-                continue
-            last: Step | None = None
-            while last is None or last < base.step:
-                records = self._read(partial(self._some_records, region=region, since=since, last=last))
-                for record in records:
-                    before = None if record.before is None else record.before.step
-                    follows = before == last if last is not None else before is None or before < since
-                    if not follows:
-                        raise self._too_short(region, record.step)
-                    last = record.step
-                    yield record.raw
-                if not records:
-                    raise self._too_short(region, base.step)
+    def _touched_in(self, region: RegionId, since: Step, born: Step | None) -> Iterator[Touched]:
+        """What the records from `since` on and below `at` have, which are final, and what the marks of the time since
+        have; a few in each transaction."""
+        base = self._bases.get(region)
+        last: Step | None = None
+        while base is not None and (since if last is None else last + 1) <= base.step:
+            records = self._read(partial(self._some_records, region=region, since=since, last=last))
+            for record in records:
+                if not follows(record.before, last, since, born):
+                    raise self._too_short(region, record.step)
+                last = record.step
+                yield from touched_in(record.raw)
+            if not records:
+                if last is None and born is not None and base.step < born:
+                    break
+                raise self._too_short(region, base.step)
+        behind: tuple[Step, int] | None = None
+        while marks := self._read(partial(self._some_marks, region=region, since=since, behind=behind)):
+            for *_, raw in marks:
+                yield from marked_in(raw)
+            behind = marks[-1][:2]
 
     def _some_records(self, txn: Any, *, region: RegionId, since: Step, last: Step | None) -> list[Record]:
         found: list[Record] = []
@@ -362,15 +389,18 @@ class AsOf:
                 break
         return found
 
+    def _history(self, txn: Any, *, region: RegionId) -> History:
+        return UndoRing(self.store, txn).history(region)
 
-def _whole(disk: bytes, stored: bytes) -> tuple[bytes, bytes]:
-    """Address and value of what is on disk."""
-    if disk[8] == 0:
-        return disk, stored
-    key, value = unpack_long(stored)
-    return disk[:8] + b"\x00" + key, value
-
-
-def prefix(hash_: int) -> bytes:
-    """What the addresses of a hash begin with; above all addresses for 2⁶⁴."""
-    return hash_.to_bytes(8, "big") if hash_ < 1 << 64 else b"\xff" * 9
+    def _some_marks(
+        self, txn: Any, *, region: RegionId, since: Step, behind: tuple[Step, int] | None
+    ) -> list[tuple[Step, int, bytes]]:
+        ring = UndoRing(self.store, txn)
+        found: list[tuple[Step, int, bytes]] = []
+        size = 0
+        for each in ring.marks(region, since) if behind is None else ring.marks_behind(region, *behind):
+            found.append(each)
+            size += len(each[2])
+            if size > _RECORD_BYTES:
+                break
+        return found

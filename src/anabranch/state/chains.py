@@ -10,7 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from anabranch.state.asof import HashRange, Rows
+from anabranch.model.ranges import HashRange
+from anabranch.state.asof import Rows
 from anabranch.state.manifest import Piece
 from anabranch.state.pieces import Part, as_part, hashes_of, read_piece
 from anabranch.storage.base import Storage

@@ -37,8 +37,9 @@ from typing import Any
 from anabranch import crash
 from anabranch.errors import AnabranchError, CorruptError, EngineError, Fenced
 from anabranch.model.ids import RegionId, Step
-from anabranch.state.address import disk_key, is_long, pack_long
-from anabranch.state.asof import HashRange, Rows, hash_range, prefix
+from anabranch.model.ranges import HashRange, hash_range
+from anabranch.state.address import disk_key, is_long, pack_long, prefix
+from anabranch.state.asof import Rows
 from anabranch.state.boot import current_boot_id
 from anabranch.state.chains import live, overlay, within
 from anabranch.state.faults import translate_os, with_growth

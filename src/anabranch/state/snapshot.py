@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from anabranch import crash
 from anabranch.errors import EngineError
 from anabranch.model.ids import Epoch, RegionId, Step
-from anabranch.state.asof import AsOf, HashRange, hash_range
+from anabranch.model.ranges import HashRange, hash_range
+from anabranch.state.asof import AsOf
 from anabranch.state.chains import merge_deltas
 from anabranch.state.identity import ShardIdentity
 from anabranch.state.manifest import Kind, Piece, Work
@@ -33,6 +34,8 @@ class Source:
     identity: ShardIdentity
     markers: Mapping[RegionId, Step]
     """The step of each region as of the checkpoint."""
+    hashes: HashRange | None = None
+    """Those that are valid in it; None: all of the shard's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ def _parts(
     for rows in reader.scan(ranges) if ranges else ():
         yield from cut(rows, snapshot.partitions)
     if snapshot.since is not None and len(bases) < snapshot.partitions:
-        for rows in reader.changed(snapshot.since):
+        for rows in reader.changed(snapshot.since, [_hashes(source)]):
             for partition, part in cut(rows, snapshot.partitions):
                 if partition not in bases:
                     yield partition, part
@@ -135,4 +138,4 @@ def _ranges(snapshot: Snapshot, shard: HashRange) -> list[HashRange]:
 
 
 def _hashes(source: Source) -> HashRange:
-    return hash_range(source.identity.shard, source.identity.of)
+    return source.hashes or hash_range(source.identity.shard, source.identity.of)

@@ -142,6 +142,28 @@ class ShardStore:
             _check(cached.path, expected, cached.identity)
         return cached
 
+    @classmethod
+    def ensure(cls, path: str | os.PathLike[str], identity: ShardIdentity) -> ShardStore:
+        """Open a shard with whatever it holds, or make it if it is missing or half-made.
+
+        Raises:
+            ShardMismatch: another one is there.
+            StorageFullError: no room.
+        """
+        try:
+            return cls.open(path, identity)
+        except ShardMismatch:
+            try:
+                return cls.create(path, identity)
+            except ShardMismatch:
+                # Another process has made it, and filled it, meanwhile.
+                return cls.open(path, identity)
+
+    @staticmethod
+    def forget(path: str | os.PathLike[str]) -> None:
+        """Close what this process has open at a path, without looking at the files there."""
+        _OPEN.forget(os.path.abspath(path))
+
     # --- transactions
 
     def begin(self, *, write: bool) -> Any:
@@ -190,6 +212,10 @@ class ShardStore:
         pages = min(rows, used // 2) + 3 * size // self._page + _LEAST_ROOM
         # More than the room there was in any case: others of its kind found that too small.
         self._expected = max(self._expected + pages, room + room // 2)
+
+    def reserve(self, size: int) -> None:
+        """Say that the next write transaction will load this many bytes of keys and values, besides its usual."""
+        self._expected += size * 5 // 4 // self._page + _LEAST_ROOM
 
     def grow(self) -> int:
         """At least double the room in the map; no transaction of this process may be open here.

@@ -16,6 +16,7 @@ import lmdb
 
 from anabranch.errors import AnabranchError, ShardMismatch
 from anabranch.model.ids import Epoch, RegionId, ShardId, Step
+from anabranch.model.ranges import EVERYTHING, HashRange
 from anabranch.state.boot import current_boot_id
 from anabranch.state.identity import ShardIdentity
 from anabranch.state.store import ShardStore
@@ -51,8 +52,21 @@ class ShardFound:
         return self.state == "there" and all(floor <= step for floor in self.floors.values())
 
 
-def survey(path: str | os.PathLike[str], expected: ShardIdentity, regions: Iterable[RegionId]) -> ShardFound:
-    """Look at a shard.  Never raises one of our errors."""
+def survey(
+    path: str | os.PathLike[str],
+    expected: ShardIdentity,
+    regions: Iterable[RegionId],
+    hashes: HashRange | None = None,
+) -> ShardFound:
+    """Look at a shard.  Never raises one of our errors.
+
+    Args:
+        path: Where it is.
+        expected: Who it must be.
+        regions: What to look for besides what is found.
+        hashes: Those that are asked of it, None: all.  What arrived of others may be undone, theirs may not.
+    """
+    ranges = EVERYTHING if hashes is None else (hashes,)
     where = Path(os.path.abspath(path))
     if not (where / "data.mdb").exists():
         return ShardFound(expected.shard, "missing", f"shard {where}: there is none")
@@ -86,7 +100,8 @@ def survey(path: str | os.PathLike[str], expected: ShardIdentity, regions: Itera
                     # Records are dropped from the oldest on, so the oldest that is there begins the chain.
                     oldest = next(ring.records(region, _START), None)
                     base = marker if oldest is None else oldest.before
-                    found.floors[region] = _START if base is None else Step(base.step + 1)
+                    floor = _START if base is None else Step(base.step + 1)
+                    found.floors[region] = max(floor, ring.history(region).floor(ranges))
     except AnabranchError as error:
         return ShardFound(expected.shard, "damaged", str(error))
     except lmdb.Error as error:

@@ -60,6 +60,30 @@ class ShardTable:
         else:
             self._cursor.putmulti(zip(addresses, values, strict=True))
 
+    def load(self, addresses: Sequence[bytes], values: Sequence[bytes | None], long: bool) -> None:
+        """As `put`; three times as fast when all of them come behind all that is there, and none is deleted."""
+        if (
+            not addresses
+            or None in values
+            or (self._cursor.last() and self._cursor.key() >= addresses[0][:HEAD])
+        ):
+            self.put(addresses, values, long)
+            return
+        pairs: Any = zip(addresses, values, strict=True)
+        if long:
+            # Within a hash, long keys are stored in another order than that of their addresses.
+            pairs = sorted((disk_key(a), pack_long(a, v) if is_long(a) else v) for a, v in pairs)
+        _, added = self._cursor.putmulti(pairs, append=True)
+        if added != len(addresses):
+            raise CorruptError("keys that were to be loaded do not ascend")
+
+    def clear(self, low: bytes, end: bytes) -> None:
+        """Delete all between two disk keys, without the second."""
+        cursor = self._cursor
+        if cursor.set_range(low):
+            while cursor.key() and cursor.key() < end:
+                cursor.delete()
+
     def scan(self, addresses: Sequence[bytes]) -> list[list[tuple[bytes, bytes]]]:
         """For each prefix's address, (suffix, value) of every entry under it, in key order."""
         cursor, result = self._cursor, []

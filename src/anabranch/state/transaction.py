@@ -7,6 +7,7 @@ Theory of operation.  On begin, under LMDB's write lock:
    When it was this very attempt, then a twin of this task has written, and this one is `Fenced`; unless the
    run is the same: a task that must repeat itself (its map was full) finds what it left.
 3. A region beyond this step, or not where the coordinator expects it, is a `ShardMismatch`.
+4. Keys that arrive from another store are put (see `arrival`), before the stage asks for any.
 
 On commit the regions that were written get marker and undo record, and the fence is stored, all in the one
 LMDB transaction: the shard is at the step or it is not.
@@ -26,13 +27,18 @@ from typing import Any, TypeVar
 
 import lmdb
 
+from anabranch import crash
 from anabranch.errors import Fenced, ShardMismatch
 from anabranch.model.ids import RegionId, Step
+from anabranch.state.arrival import Arrival, Tables, born, newest, wipe
+from anabranch.state.arrival import put as put_arrived
+from anabranch.state.faults import MapFull
 from anabranch.state.identity import Fence, Marker, decode_fence, encode_fence
 from anabranch.state.store import META, ShardStore
 from anabranch.state.tables import ShardTable
 from anabranch.state.undo import Change, UndoRing, long_name, open_table, short_name, write
 
+ACQUIRED = crash.declare("move.acquired", "state that arrived is put, and not yet committed")
 _FENCE = b"fence"
 _KEEP_ALL = Step(0)
 T = TypeVar("T")
@@ -49,6 +55,8 @@ class StageTransaction:
             created); a region that is not a key here is not checked.
         keep_undo_from: The oldest step whose undo record must stay.
         run: Names the task, so that it may repeat itself within its attempt.
+        arriving: Keys that come from another store in this step.
+        tables: The tables of each region; needed where a fresh store is filled.
 
     Raises:
         Fenced: A newer writer, or a twin of this one, was here.
@@ -65,6 +73,8 @@ class StageTransaction:
         expected: Mapping[RegionId, Step | None] | None = None,
         keep_undo_from: Step = _KEEP_ALL,
         run: bytes = b"",
+        arriving: Arrival | None = None,
+        tables: Tables | None = None,
     ) -> None:
         self.store = store
         self.fence = fence
@@ -78,9 +88,16 @@ class StageTransaction:
         self.undo_bytes = 0
         """Size of the undo records that `prepare` wrote."""
         self._fenced_by: Fence | None = None
+        self._arriving = arriving
+        if arriving is not None:
+            store.reserve(arriving.size)
         self._txn: Any = store.begin(write=True)
         store.writing = True
-        self.guard(lambda: self._enter(expected or {}))
+        try:
+            self.guard(lambda: self._enter(expected or {}, tables or {}))
+        except MapFull:
+            self.expect_again()
+            raise
 
     def guard(self, action: Callable[[], T]) -> T:
         """Run an action of this transaction; whatever it raises, the transaction is aborted."""
@@ -93,13 +110,18 @@ class StageTransaction:
             self.abort()
             raise
 
-    def _enter(self, expected: Mapping[RegionId, Step | None]) -> None:
+    def _enter(self, expected: Mapping[RegionId, Step | None], tables: Tables) -> None:
         self._ring = UndoRing(self.store, self._txn)
         self._fenced_by = check_fence(self.store, self._txn, self.fence)
         for region in self.regions:
             marker = self._ring.marker(region)
             if marker is not None and marker.step == self.fence.step:
-                self._refuse_twin(region, marker)
+                refuse_twin(self.store, self.fence, region, marker, self._run)
+            if self._arriving is not None and self._arriving.fresh:
+                wipe(self.store, self._txn, self._ring, region, tables)
+                self._before[region] = newest([c for c in self._arriving.cargos if c.region == region])
+                continue
+            if marker is not None and marker.step == self.fence.step:
                 marker = self._ring.roll_back(region, marker)
                 self._rolled_back = True
             found = None if marker is None else marker.step
@@ -114,14 +136,20 @@ class StageTransaction:
                     f"expected {expected[region]} before step {self.fence.step}"
                 )
             self._before[region] = marker
+        if self._arriving is not None:
+            self._acquire(self._arriving)
 
-    def _refuse_twin(self, region: RegionId, marker: Marker) -> None:
-        theirs = (marker.epoch, marker.attempt)
-        if theirs == (self.fence.epoch, self.fence.attempt) and marker.run != self._run:
-            raise Fenced(
-                f"shard {self.store.path}: region {region!r} was already written by {self.fence}, "
-                "by another task of the same attempt"
-            )
+    def _acquire(self, arriving: Arrival) -> None:
+        for region in self.regions:
+            cargos = [cargo for cargo in arriving.cargos if cargo.region == region]
+            if arriving.fresh:
+                born(self._ring, region, self.fence.step)
+            if cargos:
+                put_arrived(self.store, self._txn, self._ring, cargos, self.fence.step, self._keep_from)
+            if cargos or arriving.fresh:
+                # The region is at this step from now on, with or without a row of it.
+                self._changes[region] = []
+        crash.point(ACQUIRED)
 
     @property
     def touched(self) -> tuple[RegionId, ...]:
@@ -176,6 +204,8 @@ class StageTransaction:
         for changes in self._changes.values():
             for _, addresses, olds in changes:
                 self.store.expect(len(addresses), size_of(addresses) + size_of(olds))
+        if self._arriving is not None:
+            self.store.expect(self._arriving.keys, self._arriving.size)
 
     def prepare(self) -> None:
         """All of the commit that can fail for want of room, short of the commit itself.
@@ -218,6 +248,15 @@ class StageTransaction:
 def size_of(values: Sequence[bytes | None]) -> int:
     """The bytes of them all."""
     return sum(len(value) for value in values if value is not None)
+
+
+def refuse_twin(store: ShardStore, fence: Fence, region: RegionId, marker: Marker, run: bytes | None) -> None:
+    """Raise Fenced if this attempt of this step has written the region already, in another run."""
+    if (marker.epoch, marker.attempt) == (fence.epoch, fence.attempt) and marker.run != run:
+        raise Fenced(
+            f"shard {store.path}: region {region!r} was already written by {fence}, "
+            "by another task of the same attempt"
+        )
 
 
 def check_fence(store: ShardStore, txn: Any, fence: Fence) -> Fence | None:

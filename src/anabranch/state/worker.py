@@ -24,8 +24,10 @@ from anabranch import crash
 from anabranch.errors import EngineError, ShardMismatch
 from anabranch.model.batch import U64
 from anabranch.model.ids import Incarnation, OperatorId, RegionId, ShardId, Step
+from anabranch.model.ranges import HashRange, hash_range
 from anabranch.model.scan import Scan
 from anabranch.state.address import addresses_of, any_long
+from anabranch.state.arrival import Arrival
 from anabranch.state.faults import MapFull, with_growth
 from anabranch.state.identity import Fence, ShardIdentity
 from anabranch.state.store import ShardStore
@@ -38,6 +40,7 @@ COMMITTED = crash.declare(
 
 T = TypeVar("T")
 _KEEP_ALL = Step(0)
+_TOP = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,16 @@ class OwnedShard:
     identity: ShardIdentity
     expected: Mapping[RegionId, Step | None] = field(default_factory=dict)
     """The last committed step that touched each region (None: none did); regions left out are not checked."""
+    hashes: HashRange | None = None
+    """Those that are valid in this copy of the shard; None: all of the shard's."""
+    tables: Mapping[RegionId, tuple[str, ...]] = field(default_factory=dict)
+    """The full names of the tables of each region; needed where a fresh copy arrives."""
+    arriving: Arrival | None = None
+    """What comes to this copy in the step, of the regions of the stage."""
+
+    @property
+    def valid(self) -> HashRange:
+        return hash_range(self.identity.shard, self.identity.of) if self.hashes is None else self.hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +119,11 @@ class WorkerState:
         self._open: list[_Open] = []
         self._ended = False
         """True after commit or abort: whoever goes on then would write half of a stage."""
-        self._ids = [owned.identity.shard for owned in self._shards]
-        self._lows = np.array([shard_low(i, of) for i in self._ids], dtype=np.uint64)
-        self._highs = np.array([shard_low(ShardId(i + 1), of) - 1 for i in self._ids], dtype=np.uint64)
+        ranges = [owned.valid for owned in self._shards]
+        # Of an empty range the last hash is none; `_filled` says which are not.
+        self._lows = np.array([min(low, _TOP) for low, _ in ranges], dtype=np.uint64)
+        self._highs = np.array([max(end - 1, 0) for _, end in ranges], dtype=np.uint64)
+        self._filled = np.array([low < end for low, end in ranges], dtype=bool)
 
     def scoped(self, operator: OperatorId, region: RegionId) -> ScopedState:
         """The tables of one operator; `region` is the one whose step marker covers them."""
@@ -131,14 +146,21 @@ class WorkerState:
             raise EngineError("keyed state was asked with hashes that are not sorted")
         starts = np.searchsorted(hashes, self._lows, side="left")
         ends = np.searchsorted(hashes, self._highs, side="right")
+        ends = np.where(self._filled, ends, starts)
         if int((ends - starts).sum()) != len(hashes):
-            missing = sorted({int(h) * self._of >> 64 for h in hashes.tolist()} - set(self._ids))
-            raise ShardMismatch(
-                f"rows of shards {missing[:10]} came to a worker that owns {self._ids}: "
-                "sender and receiver have different layouts"
-            )
+            raise self._misled(hashes)
         for k in np.flatnonzero(ends > starts).tolist():
             yield self._open[k].transaction, slice(int(starts[k]), int(ends[k]))
+
+    def _misled(self, hashes: U64) -> ShardMismatch:
+        ids = [owned.identity.shard for owned in self._shards]
+        ranges = [owned.valid for owned in self._shards]
+        lost = [h for h in hashes.tolist() if not any(low <= h < end for low, end in ranges)]
+        missing = sorted({h * self._of >> 64 for h in lost})
+        return ShardMismatch(
+            f"rows of shards {missing[:10]} came to a worker that owns {ids}, of hash {lost[0]} and others that no range "
+            "here has: sender and receiver have different layouts"
+        )
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
@@ -155,9 +177,20 @@ class WorkerState:
         if self._open:
             return
         for owned in self._shards:
-            store = ShardStore.open(owned.path, owned.identity)
+            arriving = owned.arriving
+            if arriving is not None:
+                arriving.check(owned.identity, owned.valid, self._regions)
+            fresh = arriving is not None and arriving.fresh
+            open_store = ShardStore.ensure if fresh else ShardStore.open
             transaction = StageTransaction(
-                store, self._fence, self._regions, owned.expected, self._keep_from, self.run
+                open_store(owned.path, owned.identity),
+                self._fence,
+                self._regions,
+                owned.expected,
+                self._keep_from,
+                self.run,
+                arriving,
+                owned.tables,
             )
             self._open.append(_Open(owned, transaction))
 

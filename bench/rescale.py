@@ -1,0 +1,292 @@
+"""What live rescaling costs those who wait for output: `make bench-rescale`, `make bench-rescale ARGS=--quick`.
+
+A flow with a million keys of state gets half the load that its smaller layout takes, on a schedule that does not wait for
+it, and goes from 2 to 4 to 3 workers by each strategy (`bench/ours/rescale_run.py`). Every claim about latency
+compares a run with itself. `bench/openloop.py` says what is charged to a migration.
+
+Besides the usual table this writes `bench/results/rescale-timeline.json`, and from it the plots of `docs/benchmarks.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench import harness
+from bench.harness import (
+    ROOT,
+    Benchmark,
+    Options,
+    Row,
+    compare,
+    figure,
+    median,
+    options,
+    ours,
+    peer,
+    run_chosen,
+)
+
+STRATEGIES = ("stop-start", "sudden", "batched", "fluid", "hot")
+UNNOTICED = ("fluid", "hot")
+"""Those of which nobody should notice anything; the others are measured once, to compare."""
+COMMON_RATE = 20_000.0
+"""Rows a second that all of us take, where we are compared with others."""
+_TIMELINE = "rescale-timeline.json"
+_TIMEOUT = 1800
+
+harness.PACKAGES.setdefault("plots", ("matplotlib==3.11.2", "numpy==2.4.6"))
+
+Run = dict[str, Any]
+
+
+@dataclass
+class Suite:
+    """The benchmarks of one invocation, and what they share."""
+
+    keys: int
+    rate: float | None
+    """Rows a second; None: half of what the smaller layout takes."""
+    _halves: dict[int, float] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+    """What is drawn: `runs`, one of each strategy, and `silence`, seconds by name."""
+
+    def half_load(self, keys: int, chosen: Options) -> float:
+        if self.rate is not None:
+            return self.rate
+        if keys not in self._halves:
+            window = ("--warm-up", 5, "--steady", 8) if chosen.quick else ("--warm-up", 10, "--steady", 20)
+            rounds = 1 if chosen.quick else min(chosen.rounds, 3)
+            found = [
+                ours("rescale_run", keys, "--capacity", *window, timeout=_TIMEOUT)["rows_per_second"]
+                for _ in range(rounds)
+            ]
+            self._halves[keys] = median(found) / 2
+            print(f"half load, {keys:,} keys: {self._halves[keys]:,.0f} rows/s", flush=True)
+        return self._halves[keys]
+
+    def run(self, strategy: str, chosen: Options, *, keys: int, rate: float, hosts: str = "each") -> Run:
+        window = ("--warm-up", 5, "--steady", 10) if chosen.quick else ("--warm-up", 10, "--steady", 20)
+        found = ours(
+            "rescale_run", keys, "--strategy", strategy, "--rate", rate, "--hosts", hosts, *window,
+            timeout=_TIMEOUT,
+        )  # fmt: skip
+        print(describe(found), flush=True)
+        return found
+
+    # The benchmarks.
+
+    def latency(self, chosen: Options) -> list[Row]:
+        """Once per strategy, and as often as asked where a claim stands on it; in turn, so that all get the same weather."""
+        rate = self.half_load(self.keys, chosen)
+        runs: dict[str, list[Run]] = {strategy: [] for strategy in STRATEGIES}
+        for number in range(chosen.rounds):
+            for strategy in STRATEGIES if number == 0 else UNNOTICED:
+                runs[strategy].append(self.run(strategy, chosen, keys=self.keys, rate=rate))
+        self.measured["runs"] = [typical(runs[strategy]) for strategy in STRATEGIES]
+        print(f"\n{summary(self.measured['runs'])}", flush=True)
+        rows = [row for strategy in UNNOTICED for row in latency_rows(strategy, runs[strategy])]
+        rows += [kept_row(strategy, runs[strategy]) for strategy in UNNOTICED]
+        return rows + [bytes_row(strategy, runs[strategy]) for strategy in STRATEGIES[1:]]
+
+    def one_host(self, chosen: Options) -> list[Row]:
+        """Whatever the strategy: workers of one host hand over shards without copying a byte."""
+        rate = self.half_load(self.keys, chosen)
+        moved = 0
+        for strategy in UNNOTICED:
+            found = self.run(strategy, chosen, keys=self.keys, rate=rate, hosts="one")
+            moved += sum(one["bytes_moved"] for one in found["migrations"])
+        return [compare("bytes moved, 2 → 4 → 3 workers of one host", moved, 0.0, "bytes", most=1)]
+
+    def growth(self, chosen: Options) -> list[Row]:
+        more = 5 * self.keys
+        rate = self.half_load(more, chosen)
+        rows = []
+        for strategy, which, name in (
+            ("fluid", "longest_step", "longest step of a migration"),
+            ("hot", "longest_moving_step", "switching step"),
+        ):
+
+            def longest(keys: int, strategy: str = strategy, which: str = which) -> float:
+                found = self.run(strategy, chosen, keys=keys, rate=rate)
+                return 1000 * max(one[which] for one in found["migrations"])
+
+            large, small = harness.alternate(
+                lambda longest=longest: longest(more),  # type: ignore[misc]
+                lambda longest=longest: longest(self.keys),  # type: ignore[misc]
+                chosen.rounds,
+            )
+            rows.append(compare(f"{strategy}: {name}, 5 times the keys vs 1", large, small, "ms", most=1.3))
+        return rows
+
+    def price(self, chosen: Options) -> list[Row]:
+        shares = [
+            ours("rescale_price", 200_000 if chosen.quick else self.keys)["share"]
+            for _ in range(1 if chosen.quick else 3)
+        ]
+        name = "routing and cursor checks, share of a steady step's CPU"
+        return [compare(name, 100 * median(shares), 100.0, "%", most=0.02)]
+
+    def silence(self, chosen: Options) -> list[Row]:
+        """The same rescale, 2 → 4, by others: how long nothing comes out."""
+        seconds: dict[str, list[float]] = {}
+        for _ in range(min(chosen.rounds, 3)):
+            for strategy in ("stop-start", "fluid"):
+                found = self.run(strategy, chosen, keys=self.keys, rate=COMMON_RATE)
+                seconds.setdefault(strategy, []).append(found["migrations"][0]["silent"])
+            bytewax = peer("bytewax_rescale", self.keys, COMMON_RATE, timeout=_TIMEOUT)
+            seconds.setdefault("Bytewax, stop and start", []).append(bytewax["seconds"])
+            spark = peer("spark_rescale", self.keys, COMMON_RATE, timeout=_TIMEOUT)
+            seconds.setdefault("Spark, state rewritten offline", []).append(spark["repartition"]["seconds"])
+            seconds.setdefault("Spark, fresh checkpoint", []).append(spark["fresh"]["seconds"])
+        found = {name: median(values) for name, values in seconds.items()}
+        self.measured["silence"] = found
+        others = {name: value for name, value in found.items() if name not in STRATEGIES}
+        what = "2 → 4, seconds without output"
+        rows = [
+            compare(f"{what}: stop-start vs {name}", found["stop-start"], value, "s", most=1)
+            for name, value in others.items()
+        ]
+        best = min(others.values())
+        return [*rows, compare(f"{what}: fluid vs the best of these", found["fluid"], best, "s", most=1)]
+
+    def benchmarks(self) -> dict[str, Benchmark]:
+        return {
+            "latency": self.latency,
+            "one-host": self.one_host,
+            "growth": self.growth,
+            "price": self.price,
+            "silence": self.silence,
+        }
+
+
+# From runs to rows.
+
+
+def latency_rows(strategy: str, runs: Sequence[Run]) -> list[Row]:
+    """Each way by itself: the highest latency in the migration against the steady one of the same run."""
+    rows = []
+    for place, way in enumerate(runs[0]["migrations"]):
+        found = [run["migrations"][place] for run in runs]
+        name = f"{strategy}, {way['from']} → {way['to']}: highest latency, migration vs steady"
+        row = compare(
+            name,
+            1000 * median([one["highest"] for one in found]),
+            1000 * median([one["highest"] / one["ratio"] for one in found]),
+            "ms",
+            most=2,
+        )
+        # The median of the runs' own ratios, not the ratio of two medians.
+        ratio = median([one["ratio"] for one in found])
+        rows.append(replace(row, ratio=ratio, holds=ratio <= 2))
+    return rows
+
+
+def kept_row(strategy: str, runs: Sequence[Run]) -> Row:
+    """The worse of the two ways of each run."""
+    kept = median([min(one["kept"] for one in run["migrations"]) for run in runs])
+    rate = runs[0]["rate"]
+    return compare(
+        f"{strategy}: rows made visible in a migration vs rows due", kept * rate, rate, "rows/s", least=0.95
+    )
+
+
+def bytes_row(strategy: str, runs: Sequence[Run]) -> Row:
+    """The worse of the two ways of each run; of runs, the median."""
+    worst = [
+        max(run["migrations"], key=lambda one: one["bytes_moved"] / one["minimum_bytes"]) for run in runs
+    ]
+    one = sorted(worst, key=lambda one: one["bytes_moved"] / one["minimum_bytes"])[len(worst) // 2]
+    name = f"{strategy}: bytes moved vs the minimum"
+    return compare(name, one["bytes_moved"], one["minimum_bytes"], "bytes", most=1.05)
+
+
+def typical(runs: Sequence[Run]) -> Run:
+    """The run whose worse way is the median of all."""
+    ranked = sorted(runs, key=lambda run: max(one["ratio"] for one in run["migrations"]))
+    return ranked[len(ranked) // 2]
+
+
+def describe(run: Run) -> str:
+    """A line for each migration, as they are measured."""
+    return "\n".join(
+        f"  {run['strategy']}, {one['from']} → {one['to']}: {one['seconds']:.1f} s, highest "
+        f"{1000 * one['highest']:.0f} ms ({one['ratio']:.2f} of steady), {one['bytes_moved'] / 1e6:.1f} MB of "
+        f"{one['minimum_bytes'] / 1e6:.1f}, silent {one['silent']:.2f} s, faults {run['faults']}"
+        for one in run["migrations"]
+    )
+
+
+COLUMNS: tuple[tuple[str, Callable[[Run, Run], float]], ...] = (
+    ("seconds", lambda run, one: one["seconds"]),
+    ("highest ms", lambda run, one: 1000 * one["highest"]),
+    ("steady ms", lambda run, one: 1000 * one["highest"] / one["ratio"]),
+    ("ratio", lambda run, one: one["ratio"]),
+    ("silent s", lambda run, one: one["silent"]),
+    ("rows kept %", lambda run, one: 100 * one["kept"]),
+    ("moved MB", lambda run, one: one["bytes_moved"] / 1e6),
+    ("minimum MB", lambda run, one: one["minimum_bytes"] / 1e6),
+    ("peak RSS MB", lambda run, one: one["memory"]["rss"] / 1e6),
+    ("anonymous MB", lambda run, one: one["memory"]["anonymous"] / 1e6),
+)
+
+
+def summary(runs: Sequence[Run]) -> str:
+    """One run of each strategy side by side, a line for each of its migrations."""
+    lines = [["strategy", *(name for name, _ in COLUMNS)]]
+    for run in runs:
+        for one in run["migrations"]:
+            cells = [figure(of(run, one)) for _, of in COLUMNS]
+            lines.append([f"{run['strategy']}, {one['from']} → {one['to']}", *cells])
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]
+        )
+        for line in lines
+    )
+
+
+def draw(measured: dict[str, Any], quick: bool) -> None:
+    """Keep what was measured for the plots, beside what was measured before, and draw it.
+
+    A quick run draws too, but not into the documentation.
+    """
+    if not measured:
+        return
+    harness.RESULTS.mkdir(parents=True, exist_ok=True)
+    path = harness.RESULTS / _TIMELINE
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, **measured}) + "\n")
+    target = ROOT / "build" / "bench" / "img" if quick else ROOT / "docs" / "img"
+    command = [str(harness.environment("plots")), str(ROOT / "bench" / "plots.py"), str(path), str(target)]
+    subprocess.run(command, check=True, env=harness.inherited(), stdout=subprocess.DEVNULL)
+    print(f"plots: {target}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--rate", type=float)
+    own, rest = parser.parse_known_args(argv)
+    chosen = options(
+        "What live rescaling costs. Besides what follows: --keys N (default: 1000000), and --rate N, rows a second "
+        "(default: half of what two workers take).",
+        rest,
+        rounds=5,
+    )
+    suite = Suite(own.keys, own.rate)
+    status = run_chosen("rescale", suite.benchmarks(), chosen)
+    draw(suite.measured, chosen.quick)
+    return status
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""How many bytes of state may move in a step, so that a step with state lasts about as long as one without.
+
+Theory of operation
+-------------------
+Nobody knows beforehand what a byte costs: reading, shipping and writing it depend on the keys, the disks and on what
+else the machines do.  So the budget is found as TCP finds its window: a step that moved state and stayed within the
+*limit* lets it grow by half, one that did not halves it.  The limit comes from the *baseline*, the median of the
+last steps without state, since what users notice is the difference:
+
+    limit = min(1.25 · baseline + slack, max(target, 1.25 · baseline))
+
+so that short steps may become a little longer, and long ones (above `target_seconds` already) by a quarter at most.
+The baseline goes stale while state moves, as load changes; so one step in eight is left without state (`rests`).
+The median, because one collection of garbage in a step without state must not raise the limit for the next ones.
+
+A *fixed* budget is what the user said: it neither adapts nor rests.
+
+Safety: **an adapting budget is never below `LEAST`, so that every migration ends.**
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TypeVar
+
+K = TypeVar("K")
+
+LEAST = 64 << 10
+"""Below it, what every move costs whatever its size outweighs the bytes."""
+START = 512 << 10
+REST_EVERY = 8
+_REMEMBERED = 9
+_GROWTH = 1.5
+_STRETCH = 1.25
+_SLACK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A value: `told` returns the next one.
+
+    >>> budget = Budget().told(0, 0.10)
+    >>> budget.told(500_000, 0.11).bytes, budget.told(500_000, 0.50).bytes
+    (786432, 262144)
+    """
+
+    bytes: int = START
+    fixed: bool = False
+    target_seconds: float = 0.2
+    baseline: tuple[float, ...] = ()
+    """Seconds of the last steps without state, oldest first."""
+    moves: int = 0
+    """Steps with state since the last one without."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether the next step should be left without state, to see how long it lasts."""
+        return not self.fixed and self.moves >= REST_EVERY - 1
+
+    @property
+    def limit_seconds(self) -> float:
+        """What a step with state may last."""
+        if not self.baseline:
+            return self.target_seconds
+        usual = _STRETCH * median(self.baseline)
+        return min(usual + _SLACK_SECONDS, max(self.target_seconds, usual))
+
+    def told(self, planned: int, seconds: float) -> Budget:
+        """After a step that was to move `planned` bytes (0: none) and lasted so long.
+
+        What was planned, not what was measured, is compared with the budget: it is in the unit of the budget, while
+        the bytes on the wire leave out the half-empty pages that shards are weighed with.
+        """
+        if self.fixed:
+            return self
+        if planned == 0:
+            return replace(self, baseline=(*self.baseline, seconds)[-_REMEMBERED:], moves=0)
+        size = self.bytes
+        if seconds > self.limit_seconds:
+            size = max(LEAST, size // 2)
+        elif 2 * planned >= size:
+            # A step that hardly used its budget says nothing about a larger one.
+            size = int(size * _GROWTH)
+        return replace(self, bytes=size, moves=self.moves + 1)
+
+
+def shares(budget: int, needs: Mapping[K, int]) -> dict[K, int]:
+    """The budget divided evenly, where nobody gets more than he needs and what he leaves goes to the others.
+
+    >>> shares(100, {"a": 10, "b": 500, "c": 80})
+    {'a': 10, 'c': 45, 'b': 45}
+    """
+    given: dict[K, int] = {}
+    left = budget
+    ascending = sorted(needs, key=lambda name: needs[name])
+    for place, name in enumerate(ascending):
+        given[name] = min(needs[name], left // (len(ascending) - place))
+        left -= given[name]
+    return given

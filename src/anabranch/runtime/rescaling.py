@@ -1,0 +1,627 @@
+"""Changes the layout of a running flow, as the machine in `protocol.migration` says.
+
+Theory of operation.  A wish becomes a target layout.  The new workers are prepared beside the steps (directories, Spark
+handles, processes), and shards are weighed.  Then a step begins that runs in the *joined* placement: the target's workers
+are there, shards that stay on their host have their new owners, and as much state as the machine says travels in that step
+and the following ones.  When all of it is at its place and what it left behind is dropped, one more step runs in the target
+layout alone.
+
+RSC-1  The placement changes only with a committed step: it stands in the step's plan record.
+RSC-2  From the first step of a migration on, its intent stands there too: a coordinator that finds it goes on with it.
+RSC-3  A copy that was left behind is deleted behind every checkpoint that was begun before the step that left it.
+
+Must not know: how a step is run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+from anabranch import crash
+from anabranch.errors import AnabranchError, ConfigError
+from anabranch.model.ids import Attempt, HostId, ShardId, Step
+from anabranch.model.layout import Layout
+from anabranch.model.placement import Copy, Intent, Placement, joined, moved, next_version
+from anabranch.protocol import migration as machine
+from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.settings import Settings
+from anabranch.runtime.standing import Moves, Standing
+from anabranch.runtime.targets import (
+    STOP_START,
+    RescaleRequest,
+    choose,
+    journeys,
+    moves_of,
+    target_layout,
+)
+from anabranch.spark.asking import HostAsker
+from anabranch.spark.copying import HostCopier
+from anabranch.spark.job import StepRunner
+from anabranch.spark.moving import drop_copies, prepare_host
+from anabranch.spark.spec import Report, StepSpec
+
+log = logging.getLogger(__name__)
+
+LAYOUT_COMMITTED = crash.declare(
+    "rescale.committed", "a step has changed the layout, nothing was dropped yet"
+)
+FINISHED = crash.declare(
+    "rescale.finished", "the last step of a migration is committed, its layout record not written"
+)
+_STEPS_REMEMBERED = 50
+
+Behind = Callable[[Callable[[], Any]], "Future[Any]"]
+"""Runs an action in the background behind every checkpoint that was begun."""
+
+
+@dataclass(slots=True)
+class _Migration:
+    """A rescaling under way, or the last one: what `status` shows, and what drives it."""
+
+    number: int
+    asked: str
+    strategy: str
+    origin: Layout
+    target: Layout
+    budget: int | None
+    state: str = "preparing"
+    began: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
+    """When it is over: how long it took."""
+    steps: list[float] = field(default_factory=list)
+    """Seconds of each step since it began."""
+    before: float | None = None
+    """Seconds of a usual step before it began."""
+    bytes_total: int = 0
+    bytes_moved: int = 0
+    error: str | None = None
+    machine: machine.Migration | None = None
+    begun: bool = False
+    """Whether a step in the joined placement was committed."""
+    finishing: bool = False
+    """Whether the next step runs in the final layout."""
+    cancelled: bool = False
+    left: dict[ShardId, Copy] = field(default_factory=dict)
+    """The copies that shards have left behind."""
+    arriving: dict[ShardId, Copy] = field(default_factory=dict)
+    """The copies that shards are moving to, or would have."""
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("done", "cancelled", "failed")
+
+    def end(self, state: str, error: str | None = None) -> None:
+        self.state, self.error = state, error
+        self.seconds = time.monotonic() - self.clock
+
+    def to_json(self) -> dict[str, Any]:
+        progress = None if self.machine is None else self.machine.progress
+        elapsed = self.seconds if self.seconds is not None else time.monotonic() - self.clock
+        total, done = self.bytes_total, self.bytes_moved
+        speed = done / elapsed if elapsed else 0.0
+        return {
+            "id": self.number,
+            "state": self.state,
+            "strategy": self.strategy,
+            "asked": self.asked,
+            "from": describe(self.origin),
+            "to": describe(self.target),
+            "shards_total": 0 if progress is None else progress.shards,
+            "shards_moved": 0 if progress is None else progress.shards_moved,
+            "bytes_total": max(total, done),
+            "bytes_moved": done,
+            "began": self.began,
+            "seconds": round(elapsed, 3),
+            "eta_seconds": round((total - done) / speed, 1)
+            if speed and total > done and not self.over
+            else None,
+            "latency_before": None if self.before is None else round(self.before, 4),
+            "latency_now": round(self.steps[-1], 4) if self.steps else None,
+            "longest_step": round(max(self.steps), 4) if self.steps else None,
+            "error": self.error,
+            "layout": self.target.version if self.state == "done" else None,
+        }
+
+
+def describe(layout: Layout) -> dict[str, Any]:
+    """A layout in a few words."""
+    return {
+        "workers": len(layout.workers),
+        "hosts": sorted(set(layout.workers)),
+        "shards": len(layout.shards),
+        "layout": layout.version,
+    }
+
+
+@dataclass(slots=True)
+class _Job:
+    future: Future[Any]
+    then: Callable[[Any], None]
+
+
+class Rescaler:
+    """Live rescalings of one run, one after the other.  All methods are for the step loop's thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        jobdir: JobDir,
+        runner: StepRunner,
+        asker: HostAsker,
+        copier: HostCopier,
+        alive: Callable[[], list[HostId] | None],
+        behind: Behind,
+        note: Callable[[str], None],
+    ) -> None:
+        self.settings = settings
+        self.jobdir = jobdir
+        self.runner = runner
+        self.asker = asker
+        self.copier = copier
+        self.alive = alive
+        """The hosts that can be had; None: any number of logical ones."""
+        self.behind = behind
+        self.note = note
+        self.current: _Migration | None = None
+        self.sizes: dict[ShardId, int] = {}
+        """Of each shard, as last weighed."""
+        self._weighed_at = Step(0)
+        self.weigh = False
+        """Whether the next step is to weigh shards."""
+        self.queue: deque[RescaleRequest] = deque()
+        self._emptied: set[HostId] = set()
+        self._usual: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self._number = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="anabranch-rescale")
+        self._jobs: list[_Job] = []
+        self._planned: Moves | None = None
+        """What the step under way does."""
+        self._spec: StepSpec | None = None
+        """The one with which the migration was prepared."""
+
+    # Wishes.
+
+    def ask(self, request: RescaleRequest, standing: Standing) -> dict[str, Any]:
+        """Begin a rescaling, or put it behind the one under way.
+
+        Raises:
+            ConfigError: it cannot be had.
+        """
+        if self.active:
+            # Judged now as far as can be, so that a wrong wish is refused while somebody listens.
+            assert self.current is not None
+            target_layout(request, self.current.target, self.alive(), self._emptied)
+            self.queue.append(request)
+            return {**self.current.to_json(), "state": "queued", "queued": len(self.queue)}
+        self._begin(request, standing)
+        assert self.current is not None
+        return self.current.to_json()
+
+    def cancel(self) -> dict[str, Any]:
+        """Turn back.  Raises ConfigError when nothing is under way."""
+        if self.queue:
+            self.queue.clear()
+            if not self.active:
+                return {}
+        current = self.current
+        if current is None or current.over:
+            raise ConfigError("no rescaling is under way")
+        if current.finishing and not current.cancelled:
+            raise ConfigError("the rescaling is over but for its last step; rescale again to turn back")
+        if not current.cancelled:
+            current.cancelled = True
+            if current.machine is not None:
+                self._tell(machine.CancelAsked())
+        return current.to_json()
+
+    @property
+    def active(self) -> bool:
+        """Whether a rescaling is under way."""
+        return self.current is not None and not self.current.over
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether a step should run even if there is nothing to read."""
+        current = self.current
+        if current is None or current.over:
+            return False
+        return current.finishing or (
+            current.machine is not None and current.machine.phase is machine.Phase.MOVING
+        )
+
+    def _begin(self, request: RescaleRequest, standing: Standing) -> None:
+        now = standing.layout
+        target = target_layout(request, now, self.alive(), self._emptied)
+        self._emptied |= set(request.remove_hosts)
+        self._emptied -= set(target.hosts)
+        self._number += 1
+        current = _Migration(self._number, request.strategy, request.strategy, now, target, request.budget)
+        current.before = median(self._usual) if self._usual else None
+        self.current = current
+        if target.shards == now.shards and target.workers == now.workers:
+            current.target = now
+            current.end("done")
+            return
+        if request.strategy == STOP_START:
+            current.state = "stopping"
+            return
+        log.info("rescaling from=%s to=%s", describe(now), describe(target))
+        intent = Intent(current.number, now, target, request.strategy, request.strategy, request.budget)
+        placement, _ = joined(standing.placement, intent)
+        self._prepare(placement, standing)
+
+    def resume(self, standing: Standing) -> None:
+        """After a recovery: go on with what the placement says is under way, or begin anew what had not begun."""
+        self._drain()
+        self._planned = None
+        standing.hold_undo_from = None
+        intent, current = standing.placement.intent, self.current
+        if intent is not None:
+            self._number = max(self._number, intent.number)
+            if current is None or current.number != intent.number or current.over:
+                current = self.current = _Migration(
+                    intent.number, intent.asked, intent.strategy, intent.origin, intent.target, intent.budget
+                )
+            current.begun, current.machine, current.finishing = True, None, False
+            current.cancelled = intent.cancelled
+            current.state = "preparing"
+            self._prepare(standing.placement, standing)
+        elif current is not None and not current.over:
+            if current.begun:
+                current.end(
+                    "failed", "a host was lost; the flow goes on in the layout that it was recovered in"
+                )
+                self.note(f"rescaling {current.number} was given up: {current.error}")
+            elif current.state != "stopping":
+                self.current = None
+                hosts = tuple(dict.fromkeys(current.target.workers))
+                self.queue.appendleft(
+                    RescaleRequest(len(current.target.workers), hosts, current.asked, current.budget)
+                )
+
+    # What the step loop asks and tells.
+
+    def poll(self, standing: Standing) -> None:
+        """Take what background work has finished, and begin what waits."""
+        while self._jobs and self._jobs[0].future.done():
+            job = self._jobs.pop(0)
+            job.then(job.future)
+        if not self.active and self.queue:
+            request = self.queue.popleft()
+            try:
+                self._begin(request, standing)
+            except ConfigError as error:
+                self.note(f"a rescaling that waited cannot be had: {error}")
+        if not self.active:
+            standing.hold_undo_from = None
+        elif self.current is not None and self.current.machine is not None:
+            standing.hold_undo_from = self.current.machine.copied or standing.hold_undo_from
+
+    def stop_start(self) -> Layout | None:
+        """The target of a rescaling that wants the flow to stop and start; the step loop does it."""
+        current = self.current
+        return current.target if current is not None and current.state == "stopping" else None
+
+    def restarted(self, standing: Standing) -> None:
+        """A stop-start rescaling is over."""
+        assert self.current is not None
+        self.current.target = standing.layout
+        self.current.end("done")
+
+    def next_moves(self, standing: Standing, *, snapshot: bool) -> Moves | None:
+        """What the next step does besides its work; None: nothing.
+
+        `snapshot` says that a checkpoint is being read: nothing may come back to a copy meanwhile, since what arrives is
+        written without undo, and would show in it.
+        """
+        self._planned = None
+        current = self.current
+        if current is None or current.over:
+            return None
+        if current.finishing:
+            self._planned = Moves(self._final(current, standing))
+        elif current.machine is not None:
+            self._planned = self._joined_moves(current, standing, snapshot)
+        return self._planned
+
+    def _joined_moves(self, current: _Migration, standing: Standing, snapshot: bool) -> Moves | None:
+        assert current.machine is not None
+        pieces: Sequence[machine.Piece] = ()
+        held = tuple(map(ShardId, range(len(standing.layout.shards)))) if snapshot else ()
+        for command in current.machine.handle(machine.StepAsked(standing.progress.next_step, held)):
+            if isinstance(command, machine.MoveInStep):
+                pieces = command.pieces
+            else:
+                self._obey(command, standing)
+        current.machine.validate()
+        if current.machine.phase is machine.Phase.COPYING and not current.begun:
+            # Nothing has changed yet, and will not before the copies are there.
+            return None
+        placement = standing.placement
+        if not current.begun:
+            placement, _ = joined(placement, self._intent(current))
+        elif placement.intent is not None and placement.intent.cancelled != current.machine.cancelled:
+            placement = replace(
+                placement, intent=replace(placement.intent, cancelled=current.machine.cancelled)
+            )
+        elif not pieces:
+            return None
+        moves = moves_of(placement, pieces, standing.progress.markers)
+        for piece, moving in zip(pieces, moves.moving, strict=True):
+            current.arriving[piece.shard] = moving.source if piece.back else moving.target
+            if piece.last and not piece.back:
+                current.left[piece.shard] = moving.source
+        placement = moves.placement
+        if placement.version == standing.placement.version:
+            placement = next_version(placement, placement.layout)
+        return replace(moves, placement=placement)
+
+    def _intent(self, current: _Migration) -> Intent:
+        return Intent(
+            current.number, current.origin, current.target, current.strategy, current.asked, current.budget
+        )
+
+    def _final(self, current: _Migration, standing: Standing) -> Placement:
+        goal = current.origin if current.cancelled else current.target
+        return next_version(standing.placement, goal, intent=None)
+
+    def committed(self, standing: Standing, seconds: float, reports: Sequence[Report]) -> None:
+        """A step was committed, whether or not it moved anything."""
+        if self.weigh and any(report.sizes for report in reports):
+            self.weigh = False
+            self._weighed([report.sizes for report in reports], standing)
+        planned, self._planned = self._planned, None
+        current = self.current
+        if current is None or current.over:
+            self._usual.append(seconds)
+            return
+        current.steps.append(seconds)
+        if planned is not None:
+            crash.point(LAYOUT_COMMITTED)
+        if current.finishing and planned is not None:
+            self._finish(current, standing)
+            return
+        if current.machine is not None:
+            size = sum(sum(report.collected.values()) for report in reports)
+            current.begun = current.begun or planned is not None
+            current.bytes_moved += size
+            step = Step(standing.progress.next_step - 1)
+            self._tell(machine.StepCommitted(step, seconds, size), standing)
+            current.state = current.machine.phase.value if not current.finishing else "moving"
+
+    def aborted(self, step: Step) -> None:
+        """The step was given up; a recovery follows."""
+        self._planned = None
+        if self.current is not None and self.current.machine is not None:
+            self._tell(machine.StepAborted(step))
+
+    def _finish(self, current: _Migration, standing: Standing) -> None:
+        crash.point(FINISHED)
+        current.target = standing.layout if not current.cancelled else current.target
+        current.end("cancelled" if current.cancelled else "done")
+        why = {
+            "kind": "rescale",
+            "number": current.number,
+            "strategy": current.strategy,
+            "asked": current.asked,
+            "bytes": current.bytes_moved,
+            "seconds": round(current.seconds or 0.0, 3),
+            "cancelled": current.cancelled,
+            "from": describe(current.origin),
+        }
+        self.jobdir.write_layout(standing.placement, Step(standing.progress.next_step - 1), why)
+        self.runner.keep_handles(standing.layout.workers)
+        standing.hold_undo_from = None
+
+    def summary(self) -> dict[str, Any] | None:
+        """The rescaling under way, or the last one, for `status`."""
+        return None if self.current is None else self.current.to_json()
+
+    def weighed(self) -> dict[str, Any] | None:
+        """The bytes of each shard, where they are known, and as of which step."""
+        if not self.sizes:
+            return None
+        return {"bytes": [self.sizes[shard] for shard in sorted(self.sizes)], "step": self._weighed_at}
+
+    def _weighed(self, found: Iterable[Mapping[ShardId, int]], standing: Standing) -> None:
+        """Take in the bytes of copies, by slot."""
+        shards = len(standing.layout.shards)
+        sizes = dict.fromkeys(map(ShardId, range(shards)), 0)
+        for one in found:
+            for slot, size in one.items():
+                sizes[ShardId(slot % shards)] += size
+        self.sizes, self._weighed_at = sizes, standing.progress.next_step
+
+    def drain(self) -> None:
+        """Wait for what is under way beside the steps and forget it: a recovery follows, or the end."""
+        self._drain()
+
+    def close(self) -> None:
+        self._drain()
+        self._thread.shutdown()
+        self.asker.close()
+        self.copier.close()
+
+    # What the machine orders.
+
+    def _tell(self, event: machine.Event, standing: Standing | None = None) -> None:
+        current = self.current
+        assert current is not None
+        assert current.machine is not None
+        commands = current.machine.handle(event)
+        current.machine.validate()
+        for command in commands:
+            self._obey(command, standing)
+
+    def _obey(self, command: machine.Command, standing: Standing | None) -> None:
+        current = self.current
+        assert current is not None
+        match command:
+            case machine.StartCopy(shards, since):
+                assert standing is not None, "copies start between steps"
+                self._copy(current, shards, since, standing)
+            case machine.DropSources(shards):
+                self._drop(shards, [current.left.pop(shard) for shard in shards if shard in current.left])
+            case machine.DropCopies(shards):
+                self._drop(
+                    shards, [current.arriving.pop(shard) for shard in shards if shard in current.arriving]
+                )
+            case machine.Finish(cancelled):
+                current.cancelled = cancelled
+                if current.begun:
+                    current.finishing = True
+                else:
+                    current.end("cancelled" if cancelled else "done")
+
+    def _prepare(self, placement: Placement, standing: Standing) -> None:
+        """Make ready, beside the steps, what the coming placement needs."""
+        current = self.current
+        assert current is not None
+        spec = replace(
+            standing.spec(Attempt(0)),
+            layout=replace(placement.layout, inputs={}),
+            incarnations=placement.incarnations,
+            cuts=placement.cuts,
+            work=((),) * len(placement.layout.workers),
+        )
+        final = current.target.workers
+        self._spec = spec
+
+        def prepare() -> list[dict[ShardId, int]]:
+            sizes = self.asker.ask(spec, spec.layout.hosts, prepare_host)
+            self.runner.prepare(spec.layout.workers)
+            self.runner.prepare(final)
+            return sizes
+
+        self._submit(prepare, partial(self._prepared, placement, standing))
+
+    def _prepared(self, placement: Placement, standing: Standing, future: Future[Any]) -> None:
+        current = self.current
+        assert current is not None
+        try:
+            self._weighed(future.result(), standing)
+        except AnabranchError as error:
+            if current.begun:
+                # Only hosts that are there can go on; recovery will find out.
+                self.note(f"rescaling {current.number} waits: {error}")
+                self._prepare(placement, standing)
+                return
+            current.end("failed", str(error))
+            self.note(f"rescaling {current.number} failed, nothing has changed: {error}")
+            return
+        if current.cancelled and not current.begun:
+            current.end("cancelled")
+            return
+        sizes = self.sizes
+        left = journeys(placement, sizes)
+        current.bytes_total = current.bytes_moved + sum(_left(move, left.cursors) for move in left.moves)
+        current.strategy = choose(current.asked, current.bytes_total)
+        current.machine = machine.Migration(
+            machine.Settings(
+                machine.Strategy(current.strategy),
+                current.budget,
+                target_seconds=self.settings.target_seconds,
+            ),
+            left.moves,
+            left.cursors,
+            standing.progress.next_step,
+            left.backwards,
+            placement.intent is not None and placement.intent.cancelled,
+        )
+        current.left = {}
+        current.arriving = {}
+        self._tell(machine.Prepared(sizes), standing)
+        if current.cancelled and not current.machine.cancelled:
+            self._tell(machine.CancelAsked(), standing)
+        if not current.over:
+            current.state = current.machine.phase.value
+
+    def _copy(
+        self, current: _Migration, shards: Sequence[ShardId], since: Step | None, standing: Standing
+    ) -> None:
+        assert current.machine is not None
+        at = standing.progress.next_step
+        if standing.hold_undo_from is None:
+            standing.hold_undo_from = at
+        placement = standing.placement
+        if not current.begun:
+            placement, _ = joined(placement, self._intent(current))
+        moves = {move.shard: move for move in current.machine.moves}
+        sources = {copy.shard: copy for copy in placement.copies()}
+        pairs = []
+        for shard in shards:
+            move = moves[shard]
+            goal = moved(placement, shard, move.target, move.low, move.end, back=False)
+            target = next(copy for copy in goal.copies() if copy.shard == shard)
+            current.arriving[shard] = target
+            pairs.append((sources[shard], target))
+        spec = replace(standing.spec(Attempt(0)), markers=_frozen(standing))
+        self._submit(
+            partial(self.copier.copy, spec, tuple(pairs), since),
+            partial(self._copied, current, at, standing),
+        )
+
+    def _copied(self, current: _Migration, at: Step, standing: Standing, future: Future[Any]) -> None:
+        if current is not self.current or current.machine is None:
+            return
+        try:
+            size = int(future.result())
+        except AnabranchError as error:
+            self.note(f"a copy beside the steps failed and is tried again: {error}")
+            self._tell(machine.CopyFailed(str(error)), standing)
+        else:
+            current.bytes_moved += size
+            self._tell(machine.CopyDone(at, size), standing)
+        current.state = current.machine.phase.value
+
+    def _drop(self, shards: Sequence[ShardId], copies: Sequence[Copy]) -> None:
+        """Delete copies that do not count any more (RSC-3)."""
+        hosts = tuple(dict.fromkeys(copy.host for copy in copies))
+        spec = self._spec
+        assert spec is not None, "nothing is dropped before something was prepared"
+
+        def drop() -> None:
+            if hosts:
+                self.asker.ask(spec, hosts, partial(drop_copies, copies=tuple(copies)))
+
+        self._jobs.append(_Job(self.behind(drop), partial(self._dropped, tuple(shards))))
+
+    def _dropped(self, shards: tuple[ShardId, ...], future: Future[Any]) -> None:
+        try:
+            future.result()
+        except AnabranchError as error:
+            # What could not be deleted is swept by the next recovery; nobody trusts it.
+            self.note(f"a copy that was left behind could not be deleted: {error}")
+        if self.current is not None and self.current.machine is not None:
+            self._tell(machine.Dropped(shards))
+
+    def _submit(self, action: Callable[[], Any], then: Callable[[Future[Any]], None]) -> None:
+        self._jobs.append(_Job(self._thread.submit(action), then))
+
+    def _drain(self) -> None:
+        jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            try:
+                job.future.result()
+            except AnabranchError as error:
+                log.info("background work failed error=%s", error)
+
+
+def _left(move: machine.Move, cursors: Mapping[ShardId, int]) -> int:
+    """The bytes of a move that are still to go, estimated."""
+    cursor = cursors.get(move.shard, move.low)
+    return move.size * (move.end - cursor) // (move.end - move.low)
+
+
+def _frozen(standing: Standing) -> dict[Any, dict[Any, Step]]:
+    """The markers as they are now; the flow goes on and changes them."""
+    return {region: dict(steps) for region, steps in standing.progress.markers.items()}

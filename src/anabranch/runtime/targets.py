@@ -1,0 +1,210 @@
+"""From a wish to a layout, and from a placement to the moves that are left.
+
+Must not know: when anything moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.errors import ConfigError
+from anabranch.model.ids import HostId, RegionId, ShardId, Step, WorkerId
+from anabranch.model.layout import FixedSharding, Layout, rescale
+from anabranch.model.placement import Placement, moved
+from anabranch.model.ranges import hash_range
+from anabranch.protocol.migration import Move, Piece, Strategy
+from anabranch.runtime.hosts import logical_hosts
+from anabranch.runtime.standing import Moves
+from anabranch.spark.spec import Moving
+
+STOP_START = "stop-start"
+AUTO = "auto"
+STRATEGIES = (AUTO, STOP_START, *(str(strategy) for strategy in Strategy))
+_SMALL = 1 << 20
+"""Bytes that one step moves and nobody notices."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescaleRequest:
+    """What a user asked for.  Left out, a number of workers, or the hosts, stay as they are."""
+
+    workers: int | None = None
+    hosts: int | tuple[HostId, ...] | None = None
+    strategy: str = AUTO
+    budget: int | None = None
+    remove_hosts: tuple[HostId, ...] = ()
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> RescaleRequest:
+        """Of what came through the control endpoint.
+
+        Raises:
+            ConfigError: it is not a rescaling.
+        """
+        unknown = sorted(body.keys() - {"workers", "hosts", "strategy", "budget", "remove_hosts"})
+        if unknown:
+            raise ConfigError(f"a rescaling has no {', '.join(unknown)}")
+        workers, hosts, budget = body.get("workers"), body.get("hosts"), body.get("budget")
+        strategy, remove = body.get("strategy") or AUTO, body.get("remove_hosts") or []
+        if workers is not None and not (_whole(workers) and 1 <= workers <= 1024):
+            raise ConfigError(f"--workers {workers}: must be a whole number from 1 to 1024")
+        if isinstance(hosts, list) and hosts and all(isinstance(host, str) for host in hosts):
+            hosts = tuple(HostId(host) for host in hosts)
+        elif hosts is not None and not (_whole(hosts) and hosts >= 1):
+            raise ConfigError(f"--hosts {hosts}: must be a number of at least 1, or names of hosts")
+        if strategy not in STRATEGIES:
+            raise ConfigError(f"--strategy {strategy}: there are {', '.join(STRATEGIES)}")
+        if budget is not None and not (_whole(budget) and budget >= 1024):
+            raise ConfigError(f"--budget {budget}: must be at least 1024 bytes a step")
+        if budget is not None and strategy not in (AUTO, Strategy.FLUID):
+            raise ConfigError(f"--budget: only fluid has one, not {strategy}")
+        if workers is None and hosts is None and not remove:
+            raise ConfigError("say what is to change: --workers, --hosts or --remove-host")
+        if not (isinstance(remove, list) and all(isinstance(host, str) for host in remove)):
+            raise ConfigError(f"--remove-host {remove}: must be names of hosts")
+        return cls(workers, hosts, strategy, budget, tuple(HostId(host) for host in remove))
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def target_layout(
+    request: RescaleRequest,
+    now: Layout,
+    alive: Sequence[HostId] | None,
+    emptied: Collection[HostId] = (),
+) -> Layout:
+    """The layout that a request asks for.
+
+    Args:
+        request: the wish.
+        now: what is.
+        alive: the hosts that have executors; None when hosts are logical and any number can be had.
+        emptied: hosts that were removed before, which are used again only by name.
+
+    Raises:
+        ConfigError: it cannot be had; says why.
+    """
+    hosts = _hosts(request, now, alive, emptied)
+    workers = request.workers or max(len(now.workers), len(hosts))
+    shards = len(now.shards)
+    if workers > shards:
+        raise ConfigError(f"--workers {workers}: the job has {shards} shards, so at most as many workers")
+    if len(hosts) > workers:
+        if request.hosts is not None:
+            raise ConfigError(f"--workers {workers}: each of the {len(hosts)} hosts needs a worker")
+        hosts = _fullest(hosts, now, workers)
+    return rescale(now, workers, hosts, FixedSharding(shards))
+
+
+def _hosts(
+    request: RescaleRequest, now: Layout, alive: Sequence[HostId] | None, emptied: Collection[HostId]
+) -> list[HostId]:
+    known = list(now.hosts if alive is None else alive)
+    if isinstance(request.hosts, int):
+        if alive is not None and request.hosts > len(alive):
+            raise ConfigError(f"--hosts {request.hosts}: the cluster has {len(alive)} hosts with executors")
+        # Those in use come first, so that as little as possible moves.
+        spare = logical_hosts(request.hosts + len(now.hosts)) if alive is None else known
+        hosts = list(dict.fromkeys([*(host for host in now.hosts if host in known), *spare]))
+        hosts = [host for host in hosts if host not in request.remove_hosts][: request.hosts]
+    elif request.hosts is not None:
+        hosts = list(dict.fromkeys(request.hosts))
+        if alive is not None and (missing := sorted(set(hosts) - set(alive))):
+            raise ConfigError(
+                f"--hosts: {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} no executor; there are "
+                f"{', '.join(alive)}"
+            )
+    else:
+        hosts = [host for host in known if host in now.hosts or host not in emptied]
+    unknown = sorted(set(request.remove_hosts) - set(now.hosts) - set(known))
+    if unknown:
+        raise ConfigError(f"--remove-host {unknown[0]}: there is no such host; there are {', '.join(known)}")
+    hosts = [host for host in hosts if host not in request.remove_hosts]
+    if not hosts:
+        raise ConfigError("no host would be left: add one first, or stop the job")
+    return hosts
+
+
+def _fullest(hosts: Sequence[HostId], now: Layout, count: int) -> list[HostId]:
+    """The hosts that have most workers now: with fewer workers than hosts, some must go."""
+    return sorted(hosts, key=lambda host: (-len(now.workers_of(host)), hosts.index(host)))[:count]
+
+
+def choose(asked: str, moving_bytes: int) -> str:
+    """What `auto` means: at once where nobody would notice, else `fluid`."""
+    if asked != AUTO:
+        return asked
+    return Strategy.SUDDEN if moving_bytes <= _SMALL else Strategy.FLUID
+
+
+@dataclass(frozen=True, slots=True)
+class Journeys:
+    """The moves that a placement still needs, as `protocol.migration` takes them."""
+
+    moves: tuple[Move, ...]
+    cursors: Mapping[ShardId, int]
+    backwards: frozenset[ShardId]
+
+
+def journeys(placement: Placement, sizes: Mapping[ShardId, int]) -> Journeys:
+    """What is left of the migration that the placement is in the middle of."""
+    intent = placement.intent
+    assert intent is not None, "only a placement that leads somewhere has journeys"
+    layout = placement.layout
+    goal = intent.origin if intent.cancelled else intent.target
+    moves: list[Move] = []
+    cursors: dict[ShardId, int] = {}
+    backwards: set[ShardId] = set()
+    for number, owner in enumerate(layout.shards):
+        shard = ShardId(number)
+        wanted = goal.host_of_shard(shard)
+        low, end = hash_range(shard, len(layout.shards))
+        size = sizes.get(shard, 0)
+        cut = placement.cuts.get(shard)
+        if cut is not None:
+            moves.append(Move(shard, low, end, owner, cut.arriving, size))
+            cursors[shard] = cut.cursor
+            if layout.workers[cut.arriving] != wanted:
+                backwards.add(shard)
+        elif layout.workers[owner] != wanted:
+            team = layout.workers_of(wanted)
+            own = goal.shards[shard]
+            target = own if own in team and not intent.cancelled else team[shard % len(team)]
+            moves.append(Move(shard, low, end, owner, WorkerId(target), size))
+    return Journeys(tuple(moves), cursors, frozenset(backwards))
+
+
+def moves_of(
+    placement: Placement, pieces: Sequence[Piece], markers: Mapping[RegionId, Mapping[ShardId, Step]]
+) -> Moves:
+    """What a step does that moves these pieces.
+
+    Args:
+        placement: where everything is before the step, with the workers that the step has.
+        pieces: as the machine says.
+        markers: what regions of copies are at, by slot.
+    """
+    before = {(copy.shard, copy.worker): copy for copy in placement.copies()}
+    for piece in pieces:
+        placement = moved(placement, piece.shard, piece.target, piece.low, piece.end, piece.back)
+    after = {(copy.shard, copy.worker): copy for copy in placement.copies()}
+    moving = []
+    for piece in pieces:
+        source = before[piece.shard, piece.source]
+        moving.append(
+            Moving(
+                shard=piece.shard,
+                low=piece.low,
+                end=piece.end,
+                source=source,
+                target=after[piece.shard, piece.target],
+                fresh=(piece.shard, piece.target) not in before and piece.since is None,
+                since=piece.since,
+                markers={r: steps[source.slot] for r, steps in markers.items() if source.slot in steps},
+            )
+        )
+    return Moves(placement, tuple(moving))

@@ -1,0 +1,227 @@
+"""Copies shards to other hosts beside the steps: a Spark job of its own, in a slot of its own, at low priority.
+
+Its first stage reads shards as of a step, in short transactions (`state.transfer.copy_out`); the pieces travel through
+Spark's shuffle; its second stage fills the copies.  Nobody trusts those before a step has switched to them.
+
+As in a step, a shuffle whose file was lost looks like one that ended: every sender ends with a count for every receiver,
+and a receiver that misses one fails the job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from queue import Queue
+from threading import Thread
+from typing import Any, TypeVar
+
+import msgpack
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+
+from anabranch.errors import AnabranchError, IncompleteInput
+from anabranch.model.ids import HostId, RegionId, ShardId, Step
+from anabranch.model.placement import Copy
+from anabranch.spark import failure
+from anabranch.spark.asking import guarded
+from anabranch.spark.background import lower_priority, markers_of
+from anabranch.spark.dag import Dag, Exchanging
+from anabranch.spark.shards import copy_path, host_dir, identity
+from anabranch.spark.spec import StepSpec
+from anabranch.state.cargo import Cargo
+from anabranch.state.copying import copy_in, copy_out
+from anabranch.state.identity import Fence
+from anabranch.state.store import ShardStore
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+Pair = tuple[Copy, Copy]
+"""A copy that counts, and the one that is made of it."""
+_AHEAD = 4
+"""Pieces that wait for Spark to take them."""
+
+
+class HostCopier:
+    """Copies between the hosts of one Spark context."""
+
+    def __init__(
+        self, context: SparkContext, tables: Mapping[RegionId, tuple[str, ...]], placed: bool
+    ) -> None:
+        self._context = context
+        self._tables = dict(tables)
+        self._dag = Dag(context, [])
+        self._placed = placed
+        self._handles: tuple[tuple[HostId, ...], Any] | None = None
+
+    def copy(self, spec: StepSpec, pairs: Sequence[Pair], since: Step | None) -> int:
+        """Make the copies as of `spec.step`, or bring them there from `since`; returns the bytes that travelled.
+
+        Raises:
+            AnabranchError: it failed; the copies are worth nothing then.
+        """
+        hosts = tuple(sorted({copy.host for pair in pairs for copy in pair}))
+        work = _Work(spec, tuple(pairs), since, hosts, self._tables)
+
+        def job() -> list[bytes]:
+            handles = self._handles_of(hosts)
+            exchanged, shuffle = self._dag.exchanged(handles, Exchanging(_Out(work)), len(hosts))
+            arrived = self._dag.beside(handles, exchanged) if self._placed else exchanged
+            try:
+                return self._dag.collect(arrived, _In(work))
+            finally:
+                self._free(shuffle)
+
+        try:
+            return sum(int(answer) for answer in guarded(spec, job))
+        except AnabranchError:
+            self.close()
+            raise
+
+    def _handles_of(self, hosts: tuple[HostId, ...]) -> Any:
+        if self._handles is None or self._handles[0] != hosts:
+            self.close()
+            self._handles = (hosts, self._dag.handles(hosts, self._placed))
+        return self._handles[1]
+
+    def _free(self, shuffle: Any) -> None:
+        try:
+            number = shuffle.rdd().dependencies().apply(0).shuffleId()
+            self._context._jsc.sc().cleaner().get().doCleanupShuffle(number, False)
+        except (Py4JError, AttributeError, OSError) as error:
+            log.debug("could not free shuffle files error=%s", error)
+
+    def close(self) -> None:
+        """Release what this holds in Spark."""
+        handles, self._handles = self._handles, None
+        if handles is not None:
+            try:
+                handles[1].unpersist(False)
+            except (Py4JError, OSError) as error:
+                log.warning("could not release handles error=%s", error)
+
+
+class _Work:
+    """What both stages are told."""
+
+    def __init__(
+        self,
+        spec: StepSpec,
+        pairs: tuple[Pair, ...],
+        since: Step | None,
+        hosts: tuple[HostId, ...],
+        tables: Mapping[RegionId, tuple[str, ...]],
+    ) -> None:
+        self.spec = spec
+        self.pairs = pairs
+        self.since = since
+        self.hosts = hosts
+        self.tables = dict(tables)
+
+
+class _Out:
+    """Reads the shards of one host, each piece with the host that it is for; at the end a count for every host."""
+
+    def __init__(self, work: _Work) -> None:
+        self.work = work
+
+    def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+        for _ in blobs:
+            pass
+        work = self.work
+        sent = [0] * len(work.hosts)
+        try:
+            for receiver, data in _at_low_priority(lambda: self._read(work.hosts[partition])):
+                sent[receiver] += 1
+                yield receiver, msgpack.packb((partition, data, None))
+        except AnabranchError as error:
+            raise failure.wrap(error) from error
+        for receiver, count in enumerate(sent):
+            yield receiver, msgpack.packb((partition, None, count))
+
+    def _read(self, host: HostId) -> Iterator[tuple[int, bytes]]:
+        work, spec = self.work, self.work.spec
+        for source, target in work.pairs:
+            if source.host != host:
+                continue
+            host_dir(spec, host)
+            store = ShardStore.open(copy_path(spec, source), identity(spec, source))
+            for cargo in copy_out(
+                store,
+                spec.step,
+                spec.epoch,
+                markers_of(spec, source),
+                (source.low, source.end),
+                work.tables,
+                spec.marks_since,
+                work.since,
+            ):
+                yield work.hosts.index(target.host), cargo.encode()
+
+
+class _In:
+    """Fills the copies of one host; gives the bytes that it got."""
+
+    def __init__(self, work: _Work) -> None:
+        self.work = work
+
+    def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            size = self._fill(self.work.hosts[partition], blobs)
+        except AnabranchError as error:
+            raise failure.wrap(error) from error
+        yield b"%d" % size
+
+    def _fill(self, host: HostId, blobs: Iterator[bytes]) -> int:
+        work, spec = self.work, self.work.spec
+        targets = {target.shard: target for _, target in work.pairs if target.host == host}
+        fence = Fence(spec.epoch, spec.step, spec.attempt)
+        begun: set[ShardId] = set()
+        got, promised = [0] * len(work.hosts), [-1] * len(work.hosts)
+        size = 0
+        for blob in blobs:
+            if not blob:
+                continue
+            sender, data, count = msgpack.unpackb(blob)
+            if data is None:
+                promised[sender] = count
+                continue
+            got[sender] += 1
+            cargo = Cargo.decode(data)
+            target = targets[cargo.shard]
+            first = work.since is None and cargo.shard not in begun
+            begun.add(cargo.shard)
+            copy_in(copy_path(spec, target), identity(spec, target), [cargo], fence, spec.step, first)
+            size += cargo.size
+        if got != promised:
+            raise IncompleteInput(
+                f"copying to {host} as of step {spec.step}: {promised} pieces were sent by the hosts and {got} arrived; a "
+                "shuffle file was lost"
+            )
+        return size
+
+
+def _at_low_priority(make: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """What an iterator gives, made on a thread of low priority a few items ahead."""
+    items: Queue[tuple[str, Any]] = Queue(_AHEAD)
+
+    def run() -> None:
+        try:
+            lower_priority()
+            for item in make():
+                items.put(("item", item))
+            items.put(("end", None))
+        except BaseException as error:  # noqa: BLE001  raised below, in the thread that asked
+            items.put(("error", error))
+
+    thread = Thread(target=run, name="anabranch-copy", daemon=True)
+    thread.start()
+    while True:
+        kind, value = items.get()
+        if kind == "item":
+            yield value
+            continue
+        thread.join()
+        if kind == "error":
+            raise value
+        return

@@ -1,0 +1,84 @@
+"""State that changes its host inside a step: collected one stage early, sent with the data of the same shuffle.
+
+Where a shard moves in step *n*, the worker that has it collects the state of every region one stage before that
+region's; it travels in the very blobs in which the step's rows travel, and is acquired, in the transaction that applies
+the step, before the first row (`shards.run_with_state`).  Nothing is buffered from one step to the next, and a step that
+fails has moved nothing: the copy that was collected from is not written any more, so it is collected again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from anabranch import crash
+from anabranch.flow.plan import Plan
+from anabranch.model.ids import HostId, ShardId, WorkerId
+from anabranch.model.placement import Copy
+from anabranch.spark.blob import Blob, Packed
+from anabranch.spark.shards import copy_path, host_dir, identity, region_tables, state_root
+from anabranch.spark.spec import StepSpec
+from anabranch.state.identity import Fence
+from anabranch.state.removal import drop_shard
+from anabranch.state.store import ShardStore
+from anabranch.state.transfer import Cargo, collect, weigh
+
+STATE = -1
+"""The channel of moving state; rows have channels from 0 on."""
+
+SENT = crash.declare("move.sent", "state was collected and is about to leave with the data")
+
+
+def collect_leaving(
+    plan: Plan, spec: StepSpec, stage: int, worker: WorkerId
+) -> tuple[list[tuple[WorkerId, Packed]], dict[ShardId, int]]:
+    """What the worker's shards that move in this step must send from this stage, by receiver; and its bytes by shard."""
+    regions = plan.regions(stage + 1)
+    leaving: list[tuple[WorkerId, Packed]] = []
+    sizes: dict[ShardId, int] = {}
+    mine = [moving for moving in spec.moving if moving.source.worker == worker]
+    if not regions or not mine:
+        return leaving, sizes
+    tables = region_tables(plan, regions)
+    fence = Fence(spec.epoch, spec.step, spec.attempt)
+    host_dir(spec, spec.layout.workers[worker])
+    for moving in mine:
+        store = ShardStore.open(copy_path(spec, moving.source), identity(spec, moving.source))
+        for region in regions:
+            cargo = collect(
+                store,
+                fence,
+                region,
+                tables[region],
+                (moving.low, moving.end),
+                moving.markers.get(region),
+                spec.marks_since,
+                moving.since,
+            )
+            sizes[moving.shard] = sizes.get(moving.shard, 0) + cargo.size
+            leaving.append((moving.target.worker, Packed(STATE, cargo.keys, cargo.encode())))
+    crash.point(SENT)
+    return leaving, sizes
+
+
+def arrived_state(blobs: Iterable[Blob]) -> list[Cargo]:
+    """The state among what has arrived."""
+    return [Cargo.decode(packed.data) for blob in blobs for packed in blob.frames if packed.channel == STATE]
+
+
+# What a migration asks of hosts beside the steps.
+
+
+def prepare_host(spec: StepSpec, host: HostId) -> dict[ShardId, int]:
+    """Make a host ready to hold shards; returns the bytes of the copies that it has, by slot."""
+    (state_root(spec) / host).mkdir(parents=True, exist_ok=True)
+    return {
+        copy.slot: weigh(ShardStore.open(copy_path(spec, copy), identity(spec, copy)))
+        for copy in spec.placement.copies_at(host)
+    }
+
+
+def drop_copies(spec: StepSpec, host: HostId, copies: Sequence[Copy]) -> int:
+    """Delete these copies, as far as they are this host's; returns the bytes that were freed."""
+    return sum(
+        drop_shard(copy_path(spec, copy), identity(spec, copy)) for copy in copies if copy.host == host
+    )

@@ -1,0 +1,170 @@
+"""The analysis of the rescaling benchmark, on runs made up so that the answer is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.openloop import Latencies, Schedule, Seen, Span, judge, seen, silence, timeline
+
+RATE = 1000.0
+SCHEDULE = Schedule(start=100.0, rate=RATE, partitions=4)
+
+
+def run(visible: Sequence[float]) -> list[Seen]:
+    """Steps that become visible at these times, each with all that arrived up to 0.1 s before, in four partitions."""
+    steps, taken = [], 0
+    for number, when in enumerate(visible):
+        end = int((when - 0.1 - SCHEDULE.start) * RATE) // 4
+        ranges = [{"partition": str(part), "start": taken, "end": end} for part in range(4)]
+        record = {
+            "step": number,
+            "seconds": 0.2,
+            "layout": 0,
+            "inputs": {"drawn": {"ranges": ranges if end > taken else []}},
+        }
+        steps.append(seen(record, when, SCHEDULE, "drawn"))
+        taken = max(taken, end)
+    return steps
+
+
+def every(seconds: float, low: float, high: float) -> list[float]:
+    return [low + seconds * number for number in range(round((high - low) / seconds))]
+
+
+def test_rows_of_a_step_arrived_when_the_schedule_says() -> None:
+    record = {
+        "step": 7,
+        "seconds": 0.2,
+        "layout": 3,
+        "inputs": {
+            "drawn": {"ranges": [{"partition": "2", "start": 10, "end": 20}]},
+            "every": {"ranges": []},
+        },
+    }
+    found = seen(record, 101.0, SCHEDULE, "drawn")
+    # Row 10 of partition 2 is row 42 of all, and row 19 is row 78.
+    assert found.spans == (Span(101.0, pytest.approx(100.042), pytest.approx(100.078), 10),)
+    assert found.highest == pytest.approx(0.958)
+    assert seen(record, 101.0, SCHEDULE, "other").spans == ()
+
+
+def test_quantiles_weigh_steps_by_their_rows() -> None:
+    quick = Span(visible=1.0, first=0.9, last=1.0, rows=900)
+    slow = Span(visible=5.0, first=3.0, last=4.0, rows=100)
+    both = Latencies([quick, slow])
+    assert both.quantile(0.45) == pytest.approx(0.05)
+    assert both.quantile(0.95) == pytest.approx(1.5)
+    assert both.quantile(1.0) == pytest.approx(2.0)
+    assert both.above(0.5) == pytest.approx(0.1)
+    assert both.above(3.0) == 0.0
+
+
+def test_no_rows_have_no_quantile() -> None:
+    assert math.isnan(Latencies([]).quantile(0.5))
+    assert Latencies([]).ccdf() == []
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 2), st.integers(1, 50)), min_size=1, max_size=8),
+    st.floats(0.01, 0.99),
+)
+def test_quantiles_are_those_of_the_single_rows(made: list[tuple[float, float, int]], share: float) -> None:
+    """Against every row by itself; two rows of a span are at most its width / rows apart."""
+    spans, rows, apart = [], [], 1e-5
+    for low, width, count in made:
+        spans.append(Span(visible=100.0, first=100.0 - low - width, last=100.0 - low, rows=count))
+        rows += [low + width * (row + 0.5) / count for row in range(count)]
+        apart = max(apart, width / count)
+    rows.sort()
+    found = Latencies(spans)
+    below = sum(row <= found.quantile(share) + apart for row in rows)
+    above = sum(row >= found.quantile(share) - apart for row in rows)
+    assert below >= share * len(rows) - 1
+    assert above >= (1 - share) * len(rows) - 1
+
+
+def test_the_ccdf_falls_from_all_rows_to_the_slowest() -> None:
+    curve = Latencies([Span(visible=1.0, first=0.0, last=0.5, rows=1000)]).ccdf()
+    latencies, shares = zip(*curve, strict=True)
+    assert list(latencies) == sorted(latencies)
+    assert list(shares) == sorted(shares, reverse=True)
+    assert (shares[0], shares[-1]) == (1.0, 0.001)
+    assert latencies[-1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_slice_of_the_timeline_has_the_rows_that_arrived_in_it() -> None:
+    steps = run([*every(0.2, 100.2, 104.0), 106.0, *every(0.2, 106.2, 108.0)])
+    bins = timeline(steps, SCHEDULE)
+    whole = [one for one in bins if one.at < 7.5]
+    assert [one.at for one in whole] == [0.25 * number for number in range(30)]
+    assert [one.rows for one in whole] == pytest.approx([250.0] * 30, abs=8)
+    # Those who arrive when the outage begins wait for its end; those who arrive later wait less.
+    waits = [one.highest for one in bins if 4.0 <= one.at <= 5.5]
+    assert waits[0] == pytest.approx(2.0, abs=0.1)
+    assert waits == sorted(waits, reverse=True)
+    assert max(one.highest for one in bins if one.at < 3.5) < 0.35
+
+
+def test_a_migration_that_nobody_notices_has_ratio_one() -> None:
+    steps = run(every(0.2, 100.2, 140.0))
+    found = judge(steps, SCHEDULE, began=115.0, ended=120.0)
+    assert found.ratio == pytest.approx(1.0, abs=0.05)
+    assert found.kept == pytest.approx(1.0, abs=0.05)
+    assert found.silent == pytest.approx(0.2)
+
+
+def test_a_migration_pays_for_the_rows_that_it_made_wait_beyond_its_end() -> None:
+    steps = run([*every(0.2, 100.2, 115.0), *every(0.2, 118.0, 140.0)])
+    # It ended when the long step was visible; who arrived meanwhile is in the next ones.
+    found = judge(steps, SCHEDULE, began=114.9, ended=117.9)
+    assert found.highest == pytest.approx(3.2, abs=0.25)
+    assert found.before == pytest.approx(0.3, abs=0.02)
+    assert found.after == pytest.approx(0.3, abs=0.02)
+    assert found.ratio > 9
+    assert found.silent == pytest.approx(3.2, abs=0.05)
+    assert found.lowest == 0.0
+
+
+def test_the_higher_steady_window_counts() -> None:
+    # Steps are twice as long behind the migration.
+    steps = run([*every(0.2, 100.2, 115.0), *every(0.4, 115.0, 140.0)])
+    found = judge(steps, SCHEDULE, began=113.0, ended=115.0)
+    assert found.after > found.before
+    assert found.steady == found.after
+
+
+def test_a_backlog_that_grows_is_throughput_that_was_not_kept() -> None:
+    times = every(0.2, 100.2, 140.0)
+    steps = run(times)
+    # From 110 to 114, steps take only half of what arrives.
+    halved = [
+        Seen(
+            step.step,
+            step.visible,
+            step.seconds,
+            step.layout,
+            tuple(Span(one.visible, one.first, one.last, one.rows // 2) for one in step.spans),
+        )
+        if 110 <= step.visible < 114
+        else step
+        for step in steps
+    ]
+    assert judge(halved, SCHEDULE, began=110.0, ended=113.7).kept == pytest.approx(0.5, abs=0.08)
+
+
+def test_a_run_without_a_steady_window_is_not_judged() -> None:
+    steps = run(every(0.2, 100.2, 110.0))
+    with pytest.raises(ValueError, match="no steady window"):
+        judge(steps, SCHEDULE, began=101.0, ended=109.0)
+    with pytest.raises(ValueError, match="no step became visible"):
+        judge(steps, SCHEDULE, began=111.0, ended=112.0)
+
+
+def test_silence_is_the_longest_gap_that_touches_the_span() -> None:
+    assert silence([0.0, 1.0, 5.0, 6.0, 20.0], began=4.0, ended=5.5) == 4.0
+    assert silence([0.0, 1.0], began=3.0, ended=4.0) == 0.0
