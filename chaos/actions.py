@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos.job import Driver, Failed, command, python_workers, send, wait_until
+from chaos.rescales import cancel, rescale
 
 if TYPE_CHECKING:
     from chaos.round import Round
@@ -258,6 +259,8 @@ ACTIONS: dict[str, Action] = {
     "ghosts": Action(ghosts, 5, _embedded),
     "restart": Action(restart, 6),
     "zombie": Action(zombie, 2),
+    "rescale": Action(rescale, 40),
+    "cancel": Action(cancel, 25, lambda r: r.rescales.open),
     "lose_host": Action(lose_host, 4, lambda r: bool(r.hosts())),
     "corrupt_state": Action(corrupt_state, 3, lambda r: bool(r.hosts())),
     "corrupt_piece": Action(corrupt_piece, 4, lambda r: len(_versions(r)) > 1 and bool(r.hosts())),

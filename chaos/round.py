@@ -26,6 +26,7 @@ from chaos.feed import Feed
 from chaos.flows import random_flow
 from chaos.job import Driver, Failed, command, environment, send, wait_until, write_flow
 from chaos.records import Broken, Harvest, Inputs
+from chaos.rescales import Rescales
 
 _SHARDS = 8
 _DISK = 160
@@ -70,6 +71,9 @@ class Round:
         self.small_disk: bool = "disk_full" in actions and rng.random() < 0.4 and make_disk(self.disk, _DISK)
         self.job = self.disk / "job"
         self.harvest = Harvest(self.job)
+        self.rescales = Rescales(self.job)
+        # Without a number of its own a job splits and merges shards as it is rescaled.
+        self.shards = ["--shards", str(_SHARDS)] if "rescale" not in actions or rng.random() < 0.6 else []
         self.cluster: Cluster | None = (
             Cluster(root / "cluster", rng.choice((2, 3)), self.env) if cluster else None
         )
@@ -102,13 +106,17 @@ class Round:
         return self._numbers
 
     def arguments(self) -> list[str]:
-        """How the next driver is called: any number of workers will do."""
+        """How the next driver is called: any number of workers will do, and so does the layout that is there."""
         hosts = self.logical_hosts if self.cluster is None else len(self.cluster.hosts)
-        where = ["--hosts", str(hosts)] if self.cluster is None else self.cluster.arguments()
+        size = ["--workers", str(self.rng.randint(hosts, max(hosts, 4)))]
+        size += ["--hosts", str(hosts)] if self.cluster is None else []
+        if self._drivers and "rescale" in self.enabled and self.rng.random() < 0.6:
+            size = []
+        where = [] if self.cluster is None else self.cluster.arguments()
+        rows = str(self.rng.choice((20, 40, 80)))
         return [
-            str(self.flow), "--dir", str(self.job), "--shards", str(_SHARDS), "--step-ms", "50",
-            "--max-step-rows", str(self.rng.choice((20, 40, 80))),
-            "--workers", str(self.rng.randint(hosts, max(hosts, 4))), *where, *self.run_args,
+            str(self.flow), "--dir", str(self.job), *self.shards, "--step-ms", "50", "--max-step-rows", rows,
+            *size, *where, *self.run_args,
         ]  # fmt: skip
 
     def hosts(self) -> list[Path]:
@@ -179,9 +187,10 @@ class Round:
     def _run_a_while(self, left: int) -> None:
         """Feed a share of what is left, and let some steps pass."""
         gifts = math.ceil(len(self.feed) / (left + 1))
-        # Some drivers are struck while they start.
-        early = self._schedule.random() < 0.15
-        strike = time.monotonic() + self._schedule.uniform(0.2, 6)
+        # Some drivers are struck while they start, and many while they rescale.
+        moving = self.rescales.open
+        early = self._schedule.random() < (0.6 if moving else 0.15)
+        strike = time.monotonic() + self._schedule.uniform(0.2, 3 if moving else 6)
         goal = len(self.harvest) + self._schedule.randint(1, 3)
         patience = time.monotonic() + _STUCK
         while not (early and time.monotonic() > strike):
@@ -200,6 +209,7 @@ class Round:
     def _look(self) -> None:
         """Gather what was committed; a driver that is down without our doing is a failure."""
         self.harvest.gather()
+        self._count_ended()
         if self._asleep and (len(self.harvest) >= self._wake[0] or time.monotonic() > self._wake[1]):
             self._wake_up()
         if self.driver.running:
@@ -223,6 +233,10 @@ class Round:
             return
         raise Failed(f"the driver ended by itself with {self.driver.process.returncode}: {said}")
 
+    def _count_ended(self) -> None:
+        for ended, migration in self.rescales.look(len(self._drivers)):
+            self.count(ended, f"a migration is {ended}: {migration}")
+
     def _restore(self) -> None:
         """Bring back damaged files of checkpoints that are still there."""
         for path, data in self.backups.items():
@@ -243,7 +257,7 @@ class Round:
         if name == "worker" and not self._may_kill_worker():
             return
         self.counts[f"{DID}{name}"] += 1
-        if name in ("zombie", "restart", "disk_full"):
+        if name in ("zombie", "restart", "rescale", "disk_full"):
             self._settle()
         ACTIONS[name].do(self)
         self.harvest.gather()
@@ -285,6 +299,7 @@ class Round:
             time.sleep(0.1)
         self._settle()
         self.stop()
+        self._count_ended()
 
     def _where(self) -> str:
         return f"{len(self.harvest)} steps, read {self.harvest.positions}; {self.driver.said()}"
