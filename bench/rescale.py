@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,21 +106,22 @@ class Suite:
         return [compare("bytes moved, 2 → 4 → 3 workers of one host", moved, 0.0, "bytes", most=1)]
 
     def growth(self, chosen: Options) -> list[Row]:
+        """At one load for both, which is half of what the larger state takes."""
         more = 5 * self.keys
         rate = self.half_load(more, chosen)
+
+        def longest(strategy: str, which: str, keys: int) -> float:
+            found = self.run(strategy, chosen, keys=keys, rate=rate)
+            return 1000 * max(one[which] for one in found["migrations"])
+
         rows = []
         for strategy, which, name in (
             ("fluid", "longest_step", "longest step of a migration"),
             ("hot", "longest_moving_step", "switching step"),
         ):
-
-            def longest(keys: int, strategy: str = strategy, which: str = which) -> float:
-                found = self.run(strategy, chosen, keys=keys, rate=rate)
-                return 1000 * max(one[which] for one in found["migrations"])
-
             large, small = harness.alternate(
-                lambda longest=longest: longest(more),  # type: ignore[misc]
-                lambda longest=longest: longest(self.keys),  # type: ignore[misc]
+                partial(longest, strategy, which, more),
+                partial(longest, strategy, which, self.keys),
                 chosen.rounds,
             )
             rows.append(compare(f"{strategy}: {name}, 5 times the keys vs 1", large, small, "ms", most=1.3))

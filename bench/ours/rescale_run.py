@@ -191,8 +191,8 @@ def rescaled(args: argparse.Namespace) -> None:
                 flow.rest(max(args.steady, done[-1]["seconds"] + 2 * _SETTLE) + _SETTLE)
             ended = time.time()
             memory.ended.set()
+            memory.join()
             faults = flow.job.status()["faults"]
-            # All rows that came so far are visible, then it may stop.
             flow.job.stop(timeout=600)
             flow.child.wait(600)
         since = schedule.start + args.warm_up
@@ -228,8 +228,13 @@ def _judged(
     for one in done:
         began, ended = one["began"], one["began"] + one["seconds"]
         result = judge(steps, schedule, began, ended, _SETTLE)
-        # The layouts that the migration led from and to are those before and after it in time.
-        before, after = layouts[one["from"]["layout"]], layouts[one["layout"]]
+        before, after = layouts[one["from"]["layout"]], layouts.get(one["layout"])
+        if after is None or len(after.workers) != one["to"]["workers"]:
+            # A rescaling that did nothing would look splendid.
+            raise PeerFailed(
+                f"rescaling {one['id']} to {one['to']['workers']} workers says that it is {one['state']}, but the layouts "
+                f"that were recorded are {[(v, len(known.workers)) for v, known in layouts.items()]}"
+            )
         moving = [step for step in steps if moved.get(step.step) and began <= step.visible]
         moving = [step for step in moving if step.visible <= result.ended]
         found.append(

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import anabranch as ab
+from anabranch.model.ids import HostId, PartitionId, ShardId
+from anabranch.model.layout import FixedSharding, initial_layout
+from anabranch.model.layout import rescale as rescaled_layout
+from bench import rescale
+from bench.harness import Options
 from bench.openloop import Latencies, Schedule, Seen, Span, judge, seen, silence, timeline
+from bench.ours import rescale_flow
+from bench.ours.rescale_bytes import minimum_bytes
+from bench.ours.rescale_price import share
+from bench.rescale import Run, bytes_row, kept_row, latency_rows, summary, typical
 
 RATE = 1000.0
 SCHEDULE = Schedule(start=100.0, rate=RATE, partitions=4)
@@ -168,3 +182,133 @@ def test_a_run_without_a_steady_window_is_not_judged() -> None:
 def test_silence_is_the_longest_gap_that_touches_the_span() -> None:
     assert silence([0.0, 1.0, 5.0, 6.0, 20.0], began=4.0, ended=5.5) == 4.0
     assert silence([0.0, 1.0], began=3.0, ended=4.0) == 0.0
+
+
+# From runs to rows.
+
+
+def migration(
+    ratio: float = 1.5, moved: int = 100, minimum: int = 100, kept: float = 1.0, **more: Any
+) -> Run:
+    return {
+        "from": 2,
+        "to": 4,
+        "seconds": 4.0,
+        "highest": 0.3 * ratio,
+        "ratio": ratio,
+        "kept": kept,
+        "silent": 0.2,
+        "longest_step": 0.3,
+        "longest_moving_step": 0.25,
+        "bytes_moved": moved,
+        "minimum_bytes": minimum,
+        "memory": {"rss": 10**9, "anonymous": 10**8},
+        **more,
+    }
+
+
+def made(strategy: str, *migrations: Run) -> Run:
+    return {"strategy": strategy, "keys": 10, "rate": 1000.0, "faults": 0, "migrations": list(migrations)}
+
+
+def test_the_row_of_latency_is_the_median_of_the_runs_own_ratios() -> None:
+    runs = [made("fluid", migration(ratio)) for ratio in (1.2, 9.0, 1.4)]
+    (row,) = latency_rows("fluid", runs)
+    assert row.name == "fluid, 2 → 4: highest latency, migration vs steady"
+    assert (row.ratio, row.holds) == (1.4, True)
+    (row,) = latency_rows("fluid", [made("fluid", migration(2.1))])
+    assert not row.holds
+
+
+def test_the_worse_way_counts_for_throughput_and_bytes() -> None:
+    run = made("hot", migration(kept=1.0, moved=100), migration(kept=0.9, moved=120))
+    assert kept_row("hot", [run]).ratio == pytest.approx(0.9)
+    assert not kept_row("hot", [run]).holds
+    assert bytes_row("hot", [run]).ratio == pytest.approx(1.2)
+
+
+def test_the_typical_run_is_the_median_by_its_worse_way() -> None:
+    runs = [made("hot", migration(a), migration(b)) for a, b in ((1.0, 3.0), (1.1, 1.2), (2.0, 1.0))]
+    assert typical(runs) is runs[2]
+
+
+def test_every_strategy_is_run_and_only_the_unnoticed_ones_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ours(script: str, *args: Any, timeout: float) -> Run:
+        told = dict(zip(args[1::2], args[2::2], strict=False))
+        if "--capacity" in args:
+            return {"rows_per_second": 2000.0}
+        assert told["--rate"] == 1000.0
+        asked.append(told["--strategy"])
+        return made(told["--strategy"], migration(), migration(**{"from": 4, "to": 3}))
+
+    monkeypatch.setattr(rescale, "ours", ours)
+    suite = rescale.Suite(keys=1000, rate=None)
+    rows = suite.latency(Options(quick=False, rounds=3, only=()))
+    assert asked == [*rescale.STRATEGIES, "fluid", "hot", "fluid", "hot"]
+    assert [run["strategy"] for run in suite.measured["runs"]] == list(rescale.STRATEGIES)
+    assert len(rows) == 4 + 2 + 4
+    assert all(row.holds for row in rows)
+
+
+def test_the_summary_has_a_line_for_each_migration() -> None:
+    lines = summary([made("fluid", migration(), migration())]).splitlines()
+    assert len(lines) == 3
+    assert len({len(line) for line in lines}) == 1
+
+
+# What the figures stand on.
+
+
+def test_the_minimum_is_the_bytes_of_keys_whose_host_changes() -> None:
+    hosts = [HostId(f"host-{number}") for number in range(4)]
+    before = initial_layout(2, hosts[:2], FixedSharding(8))
+    after = rescaled_layout(before, 4, hosts, FixedSharding(8))
+    hashes = np.array([(shard << 61) + 5 for shard in range(8)], dtype=np.uint64)
+    sizes = np.array([10**shard for shard in range(8)], dtype=np.int64)
+    moving = [s for s in range(8) if before.host_of_shard(ShardId(s)) != after.host_of_shard(ShardId(s))]
+    assert len(moving) == 4
+    assert minimum_bytes(hashes, sizes, before, after) == sum(10**shard for shard in moving)
+    assert minimum_bytes(hashes, sizes, before, before) == 0
+
+
+def test_a_split_of_shards_alone_requires_no_byte() -> None:
+    host = [HostId("a"), HostId("b")]
+    before = initial_layout(2, host, FixedSharding(8))
+    after = rescaled_layout(before, 2, host, FixedSharding(16))
+    hashes = np.arange(0, 2**64, 2**56, dtype=np.uint64)
+    assert minimum_bytes(hashes, np.ones(len(hashes), dtype=np.int64), before, after) == 0
+
+
+def test_rows_come_when_a_file_says_so_and_go_on_by_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(rescale_flow, "time", lambda: now[0])
+    columns = {"key": ab.uniform_int(0, 10)}
+    source = rescale_flow.Scheduled(str(tmp_path / "begin"), columns)
+    assert source.discover({}) == []
+    (tmp_path / "begin").write_text(json.dumps({"start": 1000.0, "rate": 400.0}))
+    now[0] = 1001.0
+    assert sum(one.rows for one in source.discover({})) == 400
+    # A process that starts later finds what has come meanwhile.
+    now[0] = 1010.0
+    later = rescale_flow.Scheduled(str(tmp_path / "begin"), columns)
+    taken = {PartitionId(str(part)): 100 for part in range(4)}
+    assert sum(one.rows for one in later.discover(taken)) == 3600
+
+
+def test_a_profile_counts_what_the_part_calls_once() -> None:
+    outer, inner, stage, caller = (
+        ("f.py", n, name) for n, name in enumerate(("outer", "inner", "stage", "main"))
+    )
+    stats = {
+        stage: (1, 1, 6.0, 10.0, {caller: (1, 1, 6.0, 10.0)}),
+        outer: (1, 1, 1.0, 3.0, {stage: (1, 1, 1.0, 3.0)}),
+        # Half of its time on behalf of `outer`, in whose time it is already.
+        inner: (2, 2, 4.0, 4.0, {outer: (1, 1, 2.0, 2.0), stage: (1, 1, 2.0, 2.0)}),
+    }
+    assert share(stats, lambda one: one == stage, lambda one: one in (outer, inner)) == pytest.approx(0.5)
+    with pytest.raises(LookupError, match="none of the functions"):
+        share(stats, lambda one: one == stage, lambda one: False)

@@ -1,0 +1,513 @@
+"""A migration at work, as a model to explore: the machine, its driver, steps, copies, a checkpoint and who comes late.
+
+The machine is the real one, and so is the placement that a commit record holds.  The driver is what is left of the
+runtime when Spark, files and clocks are taken away.  It runs a step in the parts between which something can go
+wrong: pieces are collected, one after the other; copies acquire and run, in any order; the record becomes
+durable; the machine is told.  Between them
+
+- the attempt fails, and the step is asked for again; a message that is lost is one way to fail;
+- the coordinator dies, and another begins with what is durable: the placement, and the wish to cancel if a record had it;
+- what is left of an attempt that is over goes on, and comes late (a *straggler*);
+- background copies of `hot` are made, drops are done, a checkpoint reads copies as of its step, somebody cancels.
+
+The driver does what the machine's documentation asks of it: it removes what no placement names before `Prepared`, and it
+leaves a copy in place as long as a checkpoint reads it.
+
+In every state the safety sentence is checked against nothing but counting: of each key the one copy that the placement names
+has what the committed steps make of it.  Where the migration is over, nothing else is left on any host.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from anabranch.errors import EngineError
+from anabranch.model.ids import ShardId, Step, WorkerId
+from anabranch.model.placement import Copy, moved
+from anabranch.protocol import migration as mig
+from anabranch.protocol.migration import Migration, Move, Piece
+from anabranch.sim.copies import Arrival, Cargo, Fence, FencedOff, Refused, Store, Tasks, touched, truth
+from anabranch.sim.explore import Action
+from anabranch.sim.scene import Case, Copying, Garbage, Place, Plan, Reading, Run, Scene, State
+
+
+class Rescaling:
+    """The `Model` of one `Case`; other machines and tasks may be put in, to see that broken ones are caught."""
+
+    def __init__(self, case: Case, machine: type[Migration] = Migration, tasks: Tasks | None = None) -> None:
+        self._case = case
+        self._machine = machine
+        self._tasks = tasks or Tasks()
+        self._scene = Scene(case)
+
+    def initial(self) -> State:
+        return self._begin_anew(self._scene.initial())
+
+    def settled(self, state: State) -> bool:
+        return state.outcome is not None
+
+    def violation(self, state: State) -> str | None:
+        """The safety sentence; and that nothing is left behind where it is over."""
+        if state.wrong is not None:
+            return state.wrong
+        lost = self._scene.loss(state)
+        return self._remains(state) if lost is None and state.outcome is not None else lost
+
+    def _remains(self, state: State) -> str | None:
+        placement = self._scene.placement(state.placement)
+        goals = self._case.owners if state.outcome else self._case.goals
+        if placement.layout.shards != goals or placement.cuts:
+            return f"it is over, but shards are with {placement.layout.shards}, cuts {placement.cuts}, not with {goals}"
+        known = {(one.host, one.shard) for one in placement.copies()}
+        extra = [place for place, store in state.stores if place not in known and not store.late]
+        return f"it is over, but there is still {extra}" if extra else None
+
+    expects_the_same = True
+    """Whether MIG-8 is a violation by itself, or only what comes of it."""
+
+    # --- what a driver owes the machine; a broken one does without
+
+    lists_what_is_done = True
+    """After a crash a shard that is whole at its target is still a move: it may have to come back."""
+
+    def held(self, state: State) -> tuple[ShardId, ...]:
+        """What comes back would show in a checkpoint that began before it left."""
+        return () if state.reading is None else tuple(map(ShardId, range(len(self._case.owners))))
+
+    def is_read(self, state: State, garbage: Garbage) -> bool:
+        """A copy stays as long as a checkpoint reads it."""
+        (host, shard), incarnation = garbage
+        return state.reading is not None and any(
+            (one.host, one.shard, one.incarnation) == (host, shard, incarnation)
+            for one in state.reading.copies
+        )
+
+    def routed(self, plan: Plan, one: Copy) -> tuple[int, int]:
+        """The hashes whose rows are sent to a copy: those of the placement after the step."""
+        return one.low, one.end
+
+    def next_epoch(self, state: State) -> int:
+        """Every coordinator has one of its own."""
+        return state.epoch + 1
+
+    def swept(self, state: State) -> tuple[tuple[Place, Store], ...]:
+        """Before it is prepared, hosts lose what the placement does not name."""
+        known = {
+            ((one.host, one.shard), one.incarnation)
+            for one in self._scene.placement(state.placement).copies()
+        }
+        return tuple((place, store) for place, store in state.stores if (place, store.incarnation) in known)
+
+    # --- what may happen
+
+    def actions(self, state: State) -> Iterator[Action[State]]:
+        if state.reading is not None and state.wrong is None:
+            yield Action(("the checkpoint reads", state.reading.copies[0]), self._read(state, state.reading))
+        if state.outcome is not None or state.wrong is not None:
+            return
+        if not state.prepared:
+            yield Action(("hosts are swept and workers ready",), self._prepare(state))
+        yield from self._steps(state)
+        yield from self._background(state)
+        if state.straggler is not None:
+            yield from self._work(state, state.straggler, late=True)
+        if state.cancels:
+            asked = state._replace(cancels=state.cancels - 1)
+            yield Action(("somebody cancels",), self._tell(asked, mig.CancelAsked()), fault=True)
+        if state.crashes:
+            spent = state._replace(crashes=state.crashes - 1)
+            yield Action(("the coordinator dies",), self._restart(spent), fault=True)
+            if state.stragglers:
+                late = self._leave_behind(spent)
+                yield Action(("the coordinator dies, its tasks do not",), self._restart(late), fault=True)
+
+    def _steps(self, state: State) -> Iterator[Action[State]]:
+        run = state.run
+        if run is None:
+            begun = self._begin_step(state)
+            if begun is not None:
+                yield Action(("step", state.committed, "begins"), begun)
+            return
+        if run.durable:
+            told = self._tell(state._replace(run=None), mig.StepCommitted(Step(run.fence.step), 0.1, 0))
+            yield Action(("the machine hears of step", run.fence.step), told)
+            return
+        if run.refused:
+            yield Action(("recovery under a new epoch",), self._restart(state))
+            return
+        yield from self._work(state, run, late=False)
+        if len(run.ran) == len(self._to_run(run)) and len(run.cargos) == len(
+            self._scene.plan(run.plan).pieces
+        ):
+            yield Action(("the record of step", run.fence.step, "is durable"), self._commit(state, run))
+        if state.failures:
+            failed = state._replace(failures=state.failures - 1)
+            yield Action(("step", run.fence.step, "fails"), self._abort(failed), fault=True)
+            if state.stragglers:
+                late = self._abort(self._leave_behind(failed))
+                yield Action(("step", run.fence.step, "fails, a task of it goes on"), late, fault=True)
+
+    def _background(self, state: State) -> Iterator[Action[State]]:
+        for garbage in state.drops:
+            if not self.is_read(state, garbage):
+                (host, shard), _ = garbage
+                yield Action(("shard", shard, "at", host, "is dropped"), self._drop(state, garbage))
+        if state.copying is not None:
+            for shard in state.copying.shards:
+                after = self._copy(state, state.copying, shard, late=False)
+                yield Action(("shard", shard, "is copied, round since", state.copying.since), after)
+            if state.copy_failures:
+                failed = state._replace(copying=None, copy_failures=state.copy_failures - 1)
+                yield Action(("copying fails",), self._tell(failed, mig.CopyFailed("")), fault=True)
+                if state.stragglers:
+                    late = failed._replace(late_copying=state.copying, stragglers=state.stragglers - 1)
+                    after = self._tell(late, mig.CopyFailed(""))
+                    yield Action(("copying fails, a task of it goes on",), after, fault=True)
+        if state.late_copying is not None:
+            for shard in state.late_copying.shards:
+                after = self._copy(state, state.late_copying, shard, late=True)
+                yield Action(("shard", shard, "is copied too late"), after)
+        if state.reading is None and state.checkpoints:
+            copies = tuple(self._scene.placement(state.placement).copies())
+            begun = state._replace(
+                reading=Reading(state.committed, copies), checkpoints=state.checkpoints - 1
+            )
+            yield Action(("a checkpoint as of", state.committed, "begins"), begun, fault=True)
+
+    # --- steps
+
+    def _begin_step(self, state: State) -> State | None:
+        state, commands = self._handle(state, mig.StepAsked(Step(state.committed), self.held(state)))
+        if state.wrong is not None:
+            return state
+        answer, *others = commands
+        if self.expects_the_same and state.failed is not None:
+            failed = self._scene.plan(state.failed).pieces
+            if answer.pieces != failed:
+                return state._replace(
+                    wrong=f"MIG-8: the next attempt is to move {answer.pieces}, not {failed}"
+                )
+        placement = after = self._scene.placement(state.placement)
+        left = dict(state.left)
+        try:
+            for piece in answer.pieces:
+                after = moved(after, piece.shard, piece.target, piece.low, piece.end, piece.back)
+                if piece.last:
+                    source = self._scene.copy_with(placement, piece.shard, piece.source)
+                    left[piece.shard] = ((source.host, source.shard), source.incarnation)
+        except EngineError as error:
+            return state._replace(wrong=str(error))
+        if not answer.pieces:
+            if not state.idle:
+                return None
+            state = state._replace(idle=state.idle - 1)
+        cancelled = self._scene.machine(state.machine).cancelled
+        plan = Plan(answer.pieces, placement, after, cancelled, state.markers)
+        fence = Fence(state.epoch, state.committed, state.attempt)
+        state = state._replace(
+            run=Run(self._scene.number_plan(plan), fence), left=tuple(sorted(left.items()))
+        )
+        for command in others:
+            state = self._obey(state, command)
+        return state
+
+    def _work(self, state: State, run: Run, late: bool) -> Iterator[Action[State]]:
+        """What the tasks of an attempt do next."""
+        who = "a straggler" if late else "a task"
+        plan = self._scene.plan(run.plan)
+        if len(run.cargos) < len(plan.pieces):
+            piece = plan.pieces[len(run.cargos)]
+            yield Action((who, "collects", piece), self._collect(state, run, piece, late))
+            return
+        todo = [one for one in self._to_run(run) if one.slot not in run.ran]
+        for one in todo:
+            yield Action((who, "runs step", run.fence.step, "in", one), self._run(state, run, one, late))
+        if late and not todo:
+            yield Action((who, "is done"), state._replace(straggler=None))
+
+    def _collect(self, state: State, run: Run, piece: Piece, late: bool) -> State:
+        plan = self._scene.plan(run.plan)
+        source = self._scene.copy_with(plan.before, piece.shard, piece.source)
+        place = (source.host, source.shard)
+        wanted = self._scene.keys_in(piece.shard, piece.low, piece.end)
+        try:
+            store, cargo = self._tasks.collect(
+                self._scene.store_of(state, source),
+                run.fence,
+                dict(plan.markers)[source.shard, source.incarnation],
+                wanted,
+                piece.since,
+            )
+        except Refused as refused:
+            return self._refused(state, run, refused, late)
+        run = run._replace(cargos=(*run.cargos, cargo))
+        return self._went_on(_stored(state, place, store), run, late)
+
+    def _run(self, state: State, run: Run, one: Copy, late: bool) -> State:
+        plan = self._scene.plan(run.plan)
+        place = (one.host, one.shard)
+        arrival = self._arrival(run, one)
+        known = dict(state.stores).get(place)
+        # Of a copy that is being filled, only the copying itself knows which step it is at.
+        unchecked = arrival is not None and (arrival.fresh or arrival.since is not None)
+        expected = None if unchecked else dict(plan.markers)[one.shard, one.incarnation]
+        try:
+            if known is not None and known.incarnation != one.incarnation:
+                raise Refused(f"{one} is to be written, and there is incarnation {known.incarnation}")
+            store = self._tasks.run(
+                known, one.incarnation, run.fence, expected, arrival, self._case.keys, self._rows(run, one)
+            )
+        except Refused as refused:
+            return self._refused(state, run, refused, late)
+        if late and (known is None or known.late):
+            store = store._replace(late=True)
+        run = run._replace(ran=tuple(sorted({*run.ran, one.slot})))
+        return self._went_on(_stored(state, place, store), run, late)
+
+    def _arrival(self, run: Run, one: Copy) -> Arrival | None:
+        plan = self._scene.plan(run.plan)
+        for piece, cargo in zip(plan.pieces, run.cargos, strict=True):
+            if (piece.shard, plan.after.layout.workers[piece.target]) == (one.shard, one.host):
+                fresh = not piece.back and piece.since is None and piece.shard not in plan.before.cuts
+                return Arrival(cargo, fresh, piece.since)
+        return None
+
+    def _to_run(self, run: Run) -> list[Copy]:
+        """Copies that the step writes: where something arrives, and where rows are routed to."""
+        plan = self._scene.plan(run.plan)
+        arriving = {(piece.shard, piece.target) for piece in plan.pieces}
+        return [
+            one for one in plan.after.copies() if (one.shard, one.worker) in arriving or self._rows(run, one)
+        ]
+
+    def _rows(self, run: Run, one: Copy) -> list[int]:
+        keys = self._scene.keys_in(one.shard, *self.routed(self._scene.plan(run.plan), one))
+        return [key for key in keys if touched(self._scene.key(one.shard, key), run.fence.step)]
+
+    def _refused(self, state: State, run: Run, refused: Refused, late: bool) -> State:
+        if late:
+            return state._replace(straggler=None)
+        if isinstance(refused, FencedOff) or not self._case.stragglers:
+            return state._replace(wrong=f"the only attempt that counts is refused: {refused}")
+        # A straggler was there first; what it did is undone.
+        return state._replace(run=run._replace(refused=True))
+
+    def _went_on(self, state: State, run: Run, late: bool) -> State:
+        return state._replace(straggler=run) if late else state._replace(run=run)
+
+    def _commit(self, state: State, run: Run) -> State:
+        plan = self._scene.plan(run.plan)
+        wrote = {one.slot for one in self._to_run(run)}
+        old = dict(plan.markers)
+        markers = {}
+        for one in plan.after.copies():
+            name = (int(one.shard), int(one.incarnation))
+            markers[name] = run.fence.step if one.slot in wrote else old[name]
+        return self._trim(
+            state._replace(
+                run=run._replace(durable=True),
+                committed=run.fence.step + 1,
+                attempt=0,
+                failed=None,
+                placement=self._scene.number_placement(plan.after),
+                cancelled=plan.cancelled,
+                markers=tuple(sorted(markers.items())),
+            )
+        )
+
+    def _abort(self, state: State) -> State:
+        assert state.run is not None
+        idle = state.idle if self._scene.plan(state.run.plan).pieces else state.idle + 1
+        again = state._replace(run=None, failed=state.run.plan, attempt=state.attempt + 1, idle=idle)
+        return self._tell(again, mig.StepAborted(Step(state.committed)))
+
+    # --- coordinators
+
+    def _leave_behind(self, state: State) -> State:
+        """The tasks that run now go on, whatever becomes of their attempt."""
+        late = state.run if state.run is not None and not state.run.durable else None
+        return state._replace(straggler=late, late_copying=state.copying, stragglers=state.stragglers - 1)
+
+    def _restart(self, state: State) -> State:
+        """Another coordinator: all copies that count go back to what the last commit record says, under its fence."""
+        epoch = self.next_epoch(state)
+        expected = dict(state.markers)
+        stores = dict(state.stores)
+        for one in self._scene.placement(state.placement).copies():
+            try:
+                store = self._scene.store_of(state, one).before(expected[one.shard, one.incarnation] + 1)
+            except Refused as refused:
+                return state._replace(wrong=f"{one} cannot be recovered: {refused}")
+            stores[one.host, int(one.shard)] = store._replace(fence=Fence(epoch, state.committed, -1))
+        return self._begin_anew(
+            state._replace(
+                prepared=False,
+                epoch=epoch,
+                attempt=0,
+                stores=tuple(sorted(stores.items())),
+                run=None,
+                failed=None,
+                left=(),
+                drops=(),
+                copying=None,
+                reading=None,
+                idle=state.idle + (state.run is not None and not self._scene.plan(state.run.plan).pieces),
+            )
+        )
+
+    def _begin_anew(self, state: State) -> State:
+        placement = self._scene.placement(state.placement)
+        goals = self._case.owners if state.cancelled else self._case.goals
+        moves, cursors, backwards = [], {}, []
+        for number, (owner, goal) in enumerate(zip(placement.layout.shards, goals, strict=True)):
+            shard = ShardId(number)
+            cut = placement.cuts.get(shard)
+            if cut is not None:
+                cursors[shard] = cut.cursor
+                if goal == owner:
+                    backwards.append(shard)
+            low, end = self._scene.range_of(shard)
+            if cut is not None or owner != goal:
+                target = WorkerId(goal) if cut is None else cut.arriving
+                moves.append(Move(shard, low, end, owner, target, self._case.keys))
+            elif owner != self._case.owners[shard] and self.lists_what_is_done:
+                cursors[shard] = end
+                moves.append(
+                    Move(shard, low, end, WorkerId(self._case.owners[shard]), owner, self._case.keys)
+                )
+        first = state.epoch == 1 and state.crashes == self._case.crashes
+        resumed = None if first else cursors
+        machine = self._machine(
+            self._case.settings, moves, resumed, Step(state.committed), backwards, state.cancelled
+        )
+        return state._replace(machine=self._scene.number_machine(machine))
+
+    def _prepare(self, state: State) -> State:
+        swept = state._replace(prepared=True, stores=self.swept(state))
+        return self._tell(swept, mig.Prepared({}))
+
+    # --- drops, background copies, checkpoints
+
+    def _drop(self, state: State, garbage: Garbage) -> State:
+        place, incarnation = garbage
+        stores = tuple(
+            (where, store)
+            for where, store in state.stores
+            if where != place or store.incarnation != incarnation
+        )
+        drops = tuple(other for other in state.drops if other != garbage)
+        return self._tell(state._replace(stores=stores, drops=drops), mig.Dropped((ShardId(place[1]),)))
+
+    def _copy(self, state: State, copying: Copying, shard: int, late: bool) -> State:
+        at = copying.fence.step
+        placement = self._scene.placement(state.placement)
+        source = placement.layout.host_of_shard(ShardId(shard))
+        target = placement.layout.workers[self._case.goals[shard]]
+        incarnation = placement.incarnations[shard] + 1
+        stores = dict(state.stores)
+        known = stores.get((target, shard))
+        rest = copying._replace(shards=tuple(other for other in copying.shards if other != shard))
+        try:
+            store = stores[source, shard].before(at)
+            now = store.history[-1][1]
+            old = None if copying.since is None else store.as_of(copying.since)
+            rows = tuple((key, now[key]) for key in range(len(now)) if old is None or old[key] != now[key])
+            if known is not None and known.incarnation != incarnation:
+                raise Refused(f"incarnation {known.incarnation} is in the way")
+            made = self._tasks.copy_in(
+                known, incarnation, copying.fence, Cargo(store.marker, rows), copying.since, len(now)
+            )
+        except Refused as refused:
+            if late:
+                return state._replace(late_copying=None)
+            return state._replace(wrong=f"a background copy is refused: {refused}")
+        made = made._replace(late=late and (known is None or known.late))
+        state = _stored(state, (target, shard), made)
+        if late:
+            return state._replace(late_copying=rest if rest.shards else None)
+        rest = rest._replace(size=rest.size + len(rows))
+        if rest.shards:
+            return state._replace(copying=rest)
+        return self._tell(state._replace(copying=None), mig.CopyDone(Step(at), rest.size))
+
+    def _read(self, state: State, reading: Reading) -> State:
+        one, *rest = reading.copies
+        try:
+            held = self._scene.store_of(state, one).as_of(reading.at)
+        except Refused as refused:
+            return state._replace(wrong=f"a checkpoint as of {reading.at} cannot read {one}: {refused}")
+        for key in self._scene.keys_in(one.shard, one.low, one.end):
+            if held[key] != truth(self._scene.key(one.shard, key), reading.at):
+                return state._replace(wrong=f"a checkpoint as of {reading.at} reads {held[key]} in {one}")
+        after = state._replace(reading=reading._replace(copies=tuple(rest)) if rest else None)
+        return after if rest else self._trim(after)
+
+    def _trim(self, state: State) -> State:
+        """Undo that nobody needs any more is forgotten at once, which the real store may do."""
+        needed = [state.committed]
+        machine: Migration = self._scene.machine(state.machine)
+        if machine.copied is not None:
+            needed.append(machine.copied)
+        if state.copying is not None:
+            needed.append(state.copying.fence.step)
+        if state.reading is not None:
+            needed.append(state.reading.at)
+        stores = tuple((place, store.trimmed(min(needed))) for place, store in state.stores)
+        return state._replace(stores=stores)
+
+    # --- the machine
+
+    def _tell(self, state: State, event: mig.Event) -> State:
+        state, commands = self._handle(state, event)
+        for command in commands:
+            state = self._obey(state, command)
+        return state
+
+    def _obey(self, state: State, command: mig.Command) -> State:
+        placement = self._scene.placement(state.placement)
+        match command:
+            case mig.StartCopy(shards, since):
+                fence = Fence(state.epoch, state.committed, -1)
+                return state._replace(copying=Copying(fence, since, shards))
+            case mig.DropSources(shards):
+                left = dict(state.left)
+                sources = {move.shard: move.source for move in self._scene.machine(state.machine).moves}
+                # Of what was done before a crash only this is known; it was swept already.
+                swept = {
+                    shard: ((placement.layout.workers[worker], int(shard)), placement.incarnations[shard] - 1)
+                    for shard, worker in sources.items()
+                }
+                return _to_drop(state, [left.get(shard, swept[shard]) for shard in shards])
+            case mig.DropCopies(shards):
+                targets = {move.shard: move.target for move in self._scene.machine(state.machine).moves}
+                copies = [
+                    (
+                        (placement.layout.workers[targets[shard]], int(shard)),
+                        placement.incarnations[shard] + 1,
+                    )
+                    for shard in shards
+                ]
+                return _to_drop(state._replace(copying=None), copies)
+            case mig.Finish(cancelled):
+                return state._replace(outcome=cancelled)
+        raise AssertionError(command)
+
+    def _handle(self, state: State, event: mig.Event) -> tuple[State, list[Any]]:
+        machine = copy.copy(self._scene.machine(state.machine))
+        commands: list[Any] = []
+        try:
+            commands = machine.handle(event)
+            machine.validate()
+        except (AssertionError, EngineError) as broken:
+            state = state._replace(wrong=f"{broken} after {event}")
+        return state._replace(machine=self._scene.number_machine(machine)), commands
+
+
+def _stored(state: State, place: Place, store: Store) -> State:
+    return state._replace(stores=tuple(sorted({**dict(state.stores), place: store}.items())))
+
+
+def _to_drop(state: State, garbage: list[Garbage]) -> State:
+    return state._replace(drops=tuple(sorted({*state.drops, *garbage})))
