@@ -31,6 +31,7 @@ class Rescales:
         self._job = job
         self._layouts: set[str] = set()
         self._ended: set[tuple[int, int]] = set()
+        self._told: set[tuple[int, float]] = set()
         self.open = False
         """Whether one was accepted and was not yet seen to end."""
 
@@ -47,10 +48,29 @@ class Rescales:
                 if why.get("kind") == "rescale" and self._new(run, why["number"]):
                     ended.append(("cancelled" if why["cancelled"] else "finished", f"{why}"))
         migration = told(self._job).get("migration")
-        if migration and migration["state"] in _ENDS and self._new(run, migration["id"]):
-            ended.append((_ENDS[migration["state"]], f"{migration}"))
+        if migration and migration["state"] in _ENDS and not self._known(migration):
+            self._check(migration)
+            if self._new(run, migration["id"]):
+                ended.append((_ENDS[migration["state"]], f"{migration}"))
         self.open = self.open and not ended
         return ended
+
+    def _known(self, migration: dict[str, Any]) -> bool:
+        key = (migration["id"], migration["began"])
+        known = key in self._told
+        self._told.add(key)
+        return known
+
+    def _check(self, migration: dict[str, Any]) -> None:
+        """What is said to be done has a layout that says so."""
+        if migration["state"] != "done" or migration["from"] == migration["to"]:
+            return
+        path = self._job / "layouts" / f"{migration['layout']:09d}.json"
+        if not path.exists():
+            raise Failed(f"a migration is said to be done, and there is no {path}: {migration}")
+        found = len(read_record(path)["layout"]["workers"])
+        if found != migration["to"]["workers"]:
+            raise Failed(f"a migration is said to be done, and {path} has {found} workers: {migration}")
 
     def _new(self, run: int, number: int) -> bool:
         known = (run, number) in self._ended
