@@ -39,6 +39,7 @@ def kill_worker(round_: Round) -> None:
     cluster = round_.cluster
     found = python_workers(cluster.below()) if cluster is not None else round_.driver.workers()
     if not found:
+        round_.counts["missed"] += 1
         return
     victim = round_.rng.choice(found)
     if send(victim, signal.SIGKILL):

@@ -305,6 +305,9 @@ class Round:
         return f"{len(self.harvest)} steps, read {self.harvest.positions}; {self.driver.said()}"
 
     def _judge(self) -> Verdict:
+        missed = self.counts["missed"]
+        if missed > 3 and missed == self.counts[f"{DID}worker"]:
+            raise Failed(f"no Python worker was found to be killed, {missed} times: chaos does not know them")
         verdict = check(self.job, self.root / "in", self.description, self.harvest)
         name = self.rng.choice(sorted(self.description["outputs"]))
         shown = subprocess.run(
