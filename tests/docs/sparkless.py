@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.errors import EngineError
 from anabranch.flow.plan import Plan
 from anabranch.model.ids import HostId, WorkerId
 from anabranch.runtime import coordinator
@@ -38,6 +39,12 @@ class SparklessRunner:
             Report.from_wire(wire) for blobs in waiting for blob in blobs for wire in decode(blob).reports
         ]
 
+    def prepare(self, workers: tuple[HostId, ...]) -> None:
+        pass
+
+    def keep_handles(self, workers: tuple[HostId, ...]) -> None:
+        pass
+
     def on_workers(self, spec: StepSpec, ask: Callable[[StepSpec, WorkerId], Any]) -> list[Any]:
         return [ask(spec, WorkerId(worker)) for worker in range(spec.workers)]
 
@@ -61,6 +68,19 @@ class SparklessAsker:
         pass
 
 
+class SparklessCopier:
+    """Takes the place of `spark.copying.HostCopier`: no page copies beside the steps without Spark."""
+
+    def __init__(self, context: None, tables: Any, placed: bool) -> None:
+        pass
+
+    def copy(self, spec: StepSpec, pairs: Any, since: Any) -> int:
+        raise EngineError("state is copied beside the steps by Spark jobs; there is no Spark here")
+
+    def close(self) -> None:
+        pass
+
+
 @contextlib.contextmanager
 def without_spark() -> Iterator[None]:
     """Inside, every run that is given no Spark context does without."""
@@ -72,7 +92,11 @@ def without_spark() -> Iterator[None]:
     def spark(self: coordinator.Coordinator) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.context is None else real_spark(self)
 
-    real_asker = coordinator.HostAsker
+    real_asker, real_copier = coordinator.HostAsker, coordinator.HostCopier
+
+    def copier(context: Any, tables: Any, placed: bool) -> Any:
+        made = SparklessCopier if context is None else real_copier
+        return made(context, tables, placed)
 
     def asker(context: Any, placed: bool) -> Any:
         return SparklessAsker(None, placed) if context is None else real_asker(context, placed)
@@ -80,5 +104,6 @@ def without_spark() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coordinator, "StepRunner", runner)
         patch.setattr(coordinator, "HostAsker", asker)
+        patch.setattr(coordinator, "HostCopier", copier)
         patch.setattr(coordinator.Coordinator, "_spark", spark)
         yield

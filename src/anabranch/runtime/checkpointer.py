@@ -328,7 +328,7 @@ class Checkpointer:
         """The shards must be able to go back to the newest version, and to the snapshot under way."""
         if self.settings.checkpoints:
             newest = max(self._manifests, default=None)
-            standing.marks_since = None if newest is None else self._manifests[newest].step
+            standing.marks_since = self._snapshot_at if newest is None else self._manifests[newest].step
             standing.keep_undo_from = Step(0) if newest is None else self._manifests[newest].step
         else:
             standing.keep_undo_from = _NOT_KEPT if self._snapshot_at is None else self._snapshot_at

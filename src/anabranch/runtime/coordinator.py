@@ -219,10 +219,13 @@ class _Run:
 
     # Starting, and starting again.
 
-    def _recover(self, *, first: bool = False, target: Layout | None = None) -> None:
+    def _recover(
+        self, *, first: bool = False, target: tuple[Layout, dict[str, Any]] | None = None
+    ) -> None:
         """Bring the state to the end of the step log, however often that takes.
 
-        `first` at the start of a run, when it may be told to have other workers; `target`: the layout to go on in.
+        `first` at the start of a run, when it may be told to have other workers; `target`: the layout to go on in, and
+        why.
         """
         self.co.board.recovering()
         while True:
@@ -323,8 +326,8 @@ class _Run:
         self.checkpointer.poll(self.standing)
         self.rescaler.poll(self.standing)
         self.co.inbox.serve(self._command)
-        if (target := self.rescaler.stop_start()) is not None:
-            self._stop_start(target)
+        if (wanted := self.rescaler.stop_start()) is not None:
+            self._stop_start(wanted)
         self.co.board.checkpoints(self.checkpointer.summary())
         self.co.board.rescaling(self.rescaler.summary(), self.rescaler.weighed())
 
@@ -371,12 +374,12 @@ class _Run:
             return None
         return [HostId(host) for host in executor_hosts(self.context)]
 
-    def _stop_start(self, target: Layout) -> None:
+    def _stop_start(self, wanted: tuple[Layout, dict[str, Any]]) -> None:
         """Rescale the way of a restart: a checkpoint, then all state is opened anew in the other layout."""
         self._await_published()
         self.checkpointer.settle(self.standing)
         self._next_epoch()
-        self._recover(target=target)
+        self._recover(target=wanted)
         self.rescaler.restarted(self.standing)
 
     def _step(self, backlog: Backlog) -> None:

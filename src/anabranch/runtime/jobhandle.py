@@ -153,7 +153,8 @@ class Job:
                 if self.running() and time.monotonic() - heard < _SILENCE:
                     continue
                 status = self._after_the_end(migration["id"], error)
-            shown = status.get("migration")
+            ended = [one for one in status.get("rescaled", ()) if one["id"] == migration["id"]]
+            shown = ended[-1] if ended else status.get("migration")
             if shown is None or shown["id"] < migration["id"]:
                 if migration["id"] not in status.get("queued", [migration["id"]]):
                     raise UserError(

@@ -25,6 +25,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from pyspark import SparkContext
 
@@ -84,7 +85,12 @@ class Recovery:
         """Whether the state was opened as it was at the last commit record."""
 
     def open(
-        self, fleet: Fleet, epoch: Epoch, *, first: bool = True, target: Layout | None = None
+        self,
+        fleet: Fleet,
+        epoch: Epoch,
+        *,
+        first: bool = True,
+        target: tuple[Layout, dict[str, Any]] | None = None,
     ) -> tuple[Standing, dict[int, Manifest]]:
         """Choose a version and open it.
 
@@ -93,7 +99,7 @@ class Recovery:
             epoch: of this recovery.
             first: whether a run begins, and its settings say how many workers and hosts there shall be; later in a run, it
                 goes on with those that it has.
-            target: the layout to go on in, whatever the settings say.
+            target: the layout to go on in, whatever the settings say, and why it is another one.
 
         Returns:
             Where the run stands, behind the step log's end when steps must be replayed; and the checkpoints that
@@ -104,7 +110,7 @@ class Recovery:
         """
         committed = self.steplog.load()
         before = self.jobdir.placement(committed.placement)
-        placement = self._place(before, first, target)
+        placement = self._place(before, first, None if target is None else target[0])
         standing = Standing(
             job=self.jobdir.job()["id"],
             epoch=epoch,
@@ -125,7 +131,8 @@ class Recovery:
             if placement.version == before.version:
                 placement = standing.placement = next_version(placement, placement.layout)
             kind = "restart" if placement.incarnations == before.incarnations else "recovery"
-            self.jobdir.write_layout(placement, standing.progress.next_step, {"kind": kind})
+            why = {"kind": kind} if target is None else target[1]
+            self.jobdir.write_layout(placement, standing.progress.next_step, why)
         standing.progress.placement = placement
         if before is not None:
             # What a migration or a coordinator before this one has left behind.

@@ -57,6 +57,7 @@ FINISHED = crash.declare(
     "rescale.finished", "the last step of a migration is committed, its layout record not written"
 )
 _STEPS_REMEMBERED = 50
+_ENDED_KEPT = 8
 
 Behind = Callable[[Callable[[], Any]], "Future[Any]"]
 """Runs an action in the background behind every checkpoint that was begun."""
@@ -102,6 +103,19 @@ class _Migration:
     def end(self, state: str, error: str | None = None) -> None:
         self.state, self.error = state, error
         self.seconds = time.monotonic() - self.clock
+
+    def why(self) -> dict[str, Any]:
+        """For the layout record that it ends with."""
+        return {
+            "kind": "rescale",
+            "number": self.number,
+            "strategy": self.strategy,
+            "asked": self.asked,
+            "bytes": self.bytes_moved,
+            "seconds": round(self.seconds if self.seconds is not None else time.monotonic() - self.clock, 3),
+            "cancelled": self.cancelled,
+            "from": describe(self.origin),
+        }
 
     def to_json(self) -> dict[str, Any]:
         progress = None if self.machine is None else self.machine.progress
@@ -177,7 +191,10 @@ class Rescaler:
         self._weighed_at = Step(0)
         self.weigh = False
         """Whether the next step is to weigh shards."""
-        self.queue: deque[RescaleRequest] = deque()
+        self.queue: deque[tuple[int, RescaleRequest]] = deque()
+        """What waits, each with its number."""
+        self.ended: deque[dict[str, Any]] = deque(maxlen=_ENDED_KEPT)
+        """Accounts of the last ones that are over."""
         self._emptied: set[HostId] = set()
         self._usual: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
         self._number = 0
@@ -199,10 +216,15 @@ class Rescaler:
         if self.active:
             # Judged now as far as can be, so that a wrong wish is refused while somebody listens.
             assert self.current is not None
-            target_layout(request, self.current.target, self.alive(), self._emptied)
-            self.queue.append(request)
-            return {**self.current.to_json(), "state": "queued", "queued": len(self.queue)}
-        self._begin(request, standing)
+            before = self.current.target
+            after = target_layout(request, before, self.alive(), self._emptied)
+            self._number += 1
+            self.queue.append((self._number, request))
+            waiting = _Migration(self._number, request.strategy, request.strategy, before, after, request.budget)
+            waiting.state = "queued"
+            return waiting.to_json()
+        self._number += 1
+        self._begin(self._number, request, standing)
         assert self.current is not None
         return self.current.to_json()
 
@@ -238,13 +260,14 @@ class Rescaler:
             current.machine is not None and current.machine.phase is machine.Phase.MOVING
         )
 
-    def _begin(self, request: RescaleRequest, standing: Standing) -> None:
+    def _begin(self, number: int, request: RescaleRequest, standing: Standing) -> None:
         now = standing.layout
         target = target_layout(request, now, self.alive(), self._emptied)
         self._emptied |= set(request.remove_hosts)
         self._emptied -= set(target.hosts)
-        self._number += 1
-        current = _Migration(self._number, request.strategy, request.strategy, now, target, request.budget)
+        if self.current is not None:
+            self.ended.append(self.current.to_json())
+        current = _Migration(number, request.strategy, request.strategy, now, target, request.budget)
         current.before = median(self._usual) if self._usual else None
         self.current = current
         if target.shards == now.shards and target.workers == now.workers:
@@ -284,9 +307,8 @@ class Rescaler:
             elif current.state != "stopping":
                 self.current = None
                 hosts = tuple(dict.fromkeys(current.target.workers))
-                self.queue.appendleft(
-                    RescaleRequest(len(current.target.workers), hosts, current.asked, current.budget)
-                )
+                again = RescaleRequest(len(current.target.workers), hosts, current.asked, current.budget)
+                self.queue.appendleft((current.number, again))
 
     # What the step loop asks and tells.
 
@@ -296,9 +318,9 @@ class Rescaler:
             job = self._jobs.pop(0)
             job.then(job.future)
         if not self.active and self.queue:
-            request = self.queue.popleft()
+            number, request = self.queue.popleft()
             try:
-                self._begin(request, standing)
+                self._begin(number, request, standing)
             except ConfigError as error:
                 self.note(f"a rescaling that waited cannot be had: {error}")
         if not self.active:
@@ -306,10 +328,10 @@ class Rescaler:
         elif self.current is not None and self.current.machine is not None:
             standing.hold_undo_from = self.current.machine.copied or standing.hold_undo_from
 
-    def stop_start(self) -> Layout | None:
-        """The target of a rescaling that wants the flow to stop and start; the step loop does it."""
+    def stop_start(self) -> tuple[Layout, dict[str, Any]] | None:
+        """The target of a rescaling that wants the flow to stop and start, and why; the step loop does it."""
         current = self.current
-        return current.target if current is not None and current.state == "stopping" else None
+        return (current.target, current.why()) if current is not None and current.state == "stopping" else None
 
     def restarted(self, standing: Standing) -> None:
         """A stop-start rescaling is over."""
@@ -408,23 +430,19 @@ class Rescaler:
         crash.point(FINISHED)
         current.target = standing.layout if not current.cancelled else current.target
         current.end("cancelled" if current.cancelled else "done")
-        why = {
-            "kind": "rescale",
-            "number": current.number,
-            "strategy": current.strategy,
-            "asked": current.asked,
-            "bytes": current.bytes_moved,
-            "seconds": round(current.seconds or 0.0, 3),
-            "cancelled": current.cancelled,
-            "from": describe(current.origin),
-        }
-        self.jobdir.write_layout(standing.placement, Step(standing.progress.next_step - 1), why)
+        self.jobdir.write_layout(
+            standing.placement, Step(standing.progress.next_step - 1), current.why()
+        )
         self.runner.keep_handles(standing.layout.workers)
         standing.hold_undo_from = None
 
-    def summary(self) -> dict[str, Any] | None:
-        """The rescaling under way, or the last one, for `status`."""
-        return None if self.current is None else self.current.to_json()
+    def summary(self) -> dict[str, Any]:
+        """For `status`: the rescaling under way, or the last one; those before it; and the numbers of those that wait."""
+        return {
+            "migration": None if self.current is None else self.current.to_json(),
+            "rescaled": list(self.ended),
+            "queued": [number for number, _ in self.queue],
+        }
 
     def weighed(self) -> dict[str, Any] | None:
         """The bytes of each shard, where they are known, and as of which step."""
@@ -477,10 +495,10 @@ class Rescaler:
                 )
             case machine.Finish(cancelled):
                 current.cancelled = cancelled
-                if current.begun:
-                    current.finishing = True
+                if cancelled and not current.begun:
+                    current.end("cancelled")
                 else:
-                    current.end("cancelled" if cancelled else "done")
+                    current.finishing = True
 
     def _prepare(self, placement: Placement, standing: Standing) -> None:
         """Make ready, beside the steps, what the coming placement needs."""

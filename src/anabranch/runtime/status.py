@@ -84,16 +84,14 @@ class StatusBoard:
             self._progress(progress)
             self._write(now=True)
 
-    def rescaling(self, migration: dict[str, Any] | None, sizes: dict[str, Any] | None) -> None:
-        """How a rescaling goes, and how large shards are, where that is known."""
-        before = self.status.get("migration")
-        if migration is not None:
-            self.status["migration"] = migration
+    def rescaling(self, summary: dict[str, Any], sizes: dict[str, Any] | None) -> None:
+        """How rescalings go, and how large shards are, where that is known."""
+        before, now = self.status.get("migration"), summary["migration"]
+        self.status |= summary
         if sizes is not None:
             self.status["sizes"] = sizes
-        changed = migration is not None and (before is None or before["state"] != migration["state"])
-        if changed or (migration is not None and migration["seconds"] != (before or {}).get("seconds")):
-            self._write(now=changed)
+        if now is not None and now != before:
+            self._write(now=before is None or (before["id"], before["state"]) != (now["id"], now["state"]))
 
     def layout(self, layout: Layout) -> None:
         """The flow runs in another layout."""

@@ -26,7 +26,7 @@ from anabranch.state.survey import stamped_boot
 from anabranch.state.transaction import read_fence
 
 RENAMED = crash.declare("drop.renamed", "a store that counts no more is out of the way, and not yet deleted")
-_SHARD = re.compile(r"shard-\d+")
+_SHARD = re.compile(r"shard-\d+(\.\d+)?")
 
 
 def drop_shard(path: str | os.PathLike[str], identity: ShardIdentity) -> int:
@@ -41,7 +41,9 @@ def drop_shard(path: str | os.PathLike[str], identity: ShardIdentity) -> int:
     return _remove(where)
 
 
-def sweep_host(host_dir: str | os.PathLike[str], keep: Collection[ShardIdentity], fence: Fence) -> list[str]:
+def sweep_host(
+    host_dir: str | os.PathLike[str], keep: Collection[ShardIdentity], fence: Fence, generation: int = 0
+) -> list[str]:
     """Remove every store of a host that is not to be kept, and what was left half-deleted or half-restored.
 
     A store that a writer newer than `fence` has written stays, and so does one that cannot be asked who it is at the place
@@ -51,7 +53,7 @@ def sweep_host(host_dir: str | os.PathLike[str], keep: Collection[ShardIdentity]
         The names of the directories that were removed.
     """
     root = Path(os.path.abspath(host_dir))
-    kept = {shard_path(root, identity.shard): identity for identity in keep}
+    kept = {shard_path(root, identity.shard, generation): identity for identity in keep}
     removed = []
     for where in sorted(root.iterdir()) if root.is_dir() else ():
         name, _, rest = where.name.partition("~")

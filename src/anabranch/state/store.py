@@ -47,9 +47,10 @@ UNDO = b"_undo"
 _IDENTITY = b"identity"
 
 
-def shard_path(host_dir: str | os.PathLike[str], shard: ShardId) -> Path:
-    """Where a host keeps a shard."""
-    return Path(host_dir) / f"shard-{shard:05d}"
+def shard_path(host_dir: str | os.PathLike[str], shard: ShardId, generation: int = 0) -> Path:
+    """Where a host keeps a shard.  `generation` counts how often the number of shards has changed: the shards of one must
+    not be in the way of those of the next, into which they are split or merged."""
+    return Path(host_dir) / (f"shard-{shard:05d}.{generation}" if generation else f"shard-{shard:05d}")
 
 
 class ShardStore:

@@ -61,7 +61,7 @@ class ShardTable:
             self._cursor.putmulti(zip(addresses, values, strict=True))
 
     def load(self, addresses: Sequence[bytes], values: Sequence[bytes | None], long: bool) -> None:
-        """As `put`; three times as fast when all of them come behind all that is there, and none is deleted."""
+        """As `put`; a little faster (0.15 µs a key) when all come behind all that is there, and none is deleted."""
         if (
             not addresses
             or None in values
