@@ -250,18 +250,18 @@ def _embedded(round_: Round) -> bool:
 
 
 ACTIONS: dict[str, Action] = {
-    "worker": Action(kill_worker, 60),
+    "worker": Action(kill_worker, 150),
     "driver": Action(kill_driver, 8),
     "jvm": Action(kill_jvm, 4),
     "all": Action(kill_all, 6),
-    "executor": Action(kill_executor, 40, lambda r: r.cluster is not None),
+    "executor": Action(kill_executor, 100, lambda r: r.cluster is not None),
     "host": Action(kill_host, 6, lambda r: r.cluster is not None and len(r.cluster.hosts) > 1),
     "join_host": Action(join_host, 6, lambda r: r.cluster is not None and len(r.cluster.hosts) < 3),
     "ghosts": Action(ghosts, 5, _embedded),
     "restart": Action(restart, 6),
     "zombie": Action(zombie, 2),
-    "rescale": Action(rescale, 40),
-    "cancel": Action(cancel, 25, lambda r: r.rescales.open),
+    "rescale": Action(rescale, 90),
+    "cancel": Action(cancel, 40, lambda r: r.rescales.open),
     "lose_host": Action(lose_host, 4, lambda r: bool(r.hosts())),
     "corrupt_state": Action(corrupt_state, 3, lambda r: bool(r.hosts())),
     "corrupt_piece": Action(corrupt_piece, 4, lambda r: len(_versions(r)) > 1 and bool(r.hosts())),
