@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from chaos.actions import ACTIONS
+from chaos.round import DID
 from chaos.run import Options, play
 
 _SHOWN = (
@@ -19,6 +20,10 @@ _SHOWN = (
     "refused",
     "damages",
     "repairs",
+    "rescales",
+    "finished",
+    "cancelled",
+    "given_up",
     "steps",
     "rows",
     "changes",
@@ -66,13 +71,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     seconds = time.monotonic() - began
     names = (*_SHOWN, "lost", "doubled")
+    done = {name: counts[DID + name] for name in options.actions}
     if options.json:
         result = {name: counts[name] for name in names}
-        print(json.dumps({"seed": options.seed, **result, "seconds": round(seconds)}))
+        print(json.dumps({"seed": options.seed, **result, "actions": done, "seconds": round(seconds)}))
     else:
         for name in names:
             print(f"{name:10} {counts[name]:>10,}")
         print(f"{'seconds':10} {seconds:>10,.0f}")
+        print(f"{'actions':10} {', '.join(f'{times} {name}' for name, times in done.items())}")
     return 1 if counts["failed"] or counts["lost"] or counts["doubled"] else 0
 
 

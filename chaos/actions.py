@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaos.job import Driver, command, python_workers, send, wait_until
+from chaos.job import Driver, Failed, command, python_workers, send, wait_until
+from chaos.rescales import cancel, rescale
 
 if TYPE_CHECKING:
     from chaos.round import Round
 
 _PATIENCE = 120.0
-
-
-class Failed(Exception):
-    """The job did not survive, or did something that it must not."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,7 @@ def kill_worker(round_: Round) -> None:
     cluster = round_.cluster
     found = python_workers(cluster.below()) if cluster is not None else round_.driver.workers()
     if not found:
+        round_.counts["missed"] += 1
         return
     victim = round_.rng.choice(found)
     if send(victim, signal.SIGKILL):
@@ -79,6 +77,22 @@ def kill_executor(round_: Round) -> None:
     found = round_.cluster.executors()
     if found and send(victim := round_.rng.choice(found), signal.SIGKILL):
         round_.count("kills", f"killed executor {victim.pid}")
+
+
+def kill_host(round_: Round) -> None:
+    """A whole host while the others go on, with its disk; one that is new takes its place, at once or later."""
+    cluster = round_.cluster
+    assert cluster is not None
+    host = round_.rng.choice(cluster.hosts)
+    cluster.lose(host)
+    round_.count("kills", f"killed host {host}")
+    if round_.rng.random() < 0.5:
+        join_host(round_)
+
+
+def join_host(round_: Round) -> None:
+    assert round_.cluster is not None
+    round_.tell(f"host {round_.cluster.join()} joins")
 
 
 def ghosts(round_: Round) -> None:
@@ -149,9 +163,13 @@ def corrupt_state(round_: Round) -> None:
 
 
 def corrupt_piece(round_: Round) -> None:
-    """A file of the newest checkpoint, and a host's state with it, so that the one before has to do."""
+    """A file of the newest checkpoint, and a host's state with it, so that the one before has to do.
+
+    If that host does not need the file, nobody notices, and checkpoints are built upon it; there is a backup then.
+    """
     kill_all(round_)
     victim = round_.rng.choice(_own_files(_versions(round_)[-1]))
+    round_.backups[victim] = victim.read_bytes()
     _flip(victim, round_)
     host = round_.rng.choice(round_.hosts())
     shutil.rmtree(host, ignore_errors=True)
@@ -232,18 +250,23 @@ def _embedded(round_: Round) -> bool:
 
 
 ACTIONS: dict[str, Action] = {
-    "worker": Action(kill_worker, 60),
+    "worker": Action(kill_worker, 150),
     "driver": Action(kill_driver, 8),
     "jvm": Action(kill_jvm, 4),
     "all": Action(kill_all, 6),
-    "executor": Action(kill_executor, 40, lambda r: r.cluster is not None),
+    "executor": Action(kill_executor, 100, lambda r: r.cluster is not None),
+    "host": Action(kill_host, 6, lambda r: r.cluster is not None and len(r.cluster.hosts) > 1),
+    "join_host": Action(join_host, 6, lambda r: r.cluster is not None and len(r.cluster.hosts) < 3),
     "ghosts": Action(ghosts, 5, _embedded),
-    "restart": Action(restart, 4),
+    "restart": Action(restart, 6),
     "zombie": Action(zombie, 2),
+    "rescale": Action(rescale, 90),
+    "cancel": Action(cancel, 40, lambda r: r.rescales.open),
     "lose_host": Action(lose_host, 4, lambda r: bool(r.hosts())),
     "corrupt_state": Action(corrupt_state, 3, lambda r: bool(r.hosts())),
-    "corrupt_piece": Action(corrupt_piece, 3, lambda r: len(_versions(r)) > 1 and bool(r.hosts())),
-    "corrupt_snapshot": Action(corrupt_snapshot, 2, lambda r: len(_snapshots(r)) > 1),
-    "disk_full": Action(fill_disk, 3, lambda r: r.small_disk and _embedded(r)),
+    "corrupt_piece": Action(corrupt_piece, 4, lambda r: len(_versions(r)) > 1 and bool(r.hosts())),
+    "corrupt_snapshot": Action(corrupt_snapshot, 6, lambda r: len(_snapshots(r)) > 1),
+    "disk_full": Action(fill_disk, 4, lambda r: r.small_disk and _embedded(r)),
 }
-"""Every action by name; `--actions` chooses among them."""
+"""Every action by name; `--actions` chooses among them.  Those that need something first, such as a second snapshot of the
+log, weigh more when they can be done."""

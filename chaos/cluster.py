@@ -1,13 +1,15 @@
-"""A Spark standalone cluster of loopback hosts, each with a state directory of its own."""
+"""A Spark standalone cluster of loopback hosts, each with a state directory of its own.  Hosts may join, die and leave."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -30,7 +32,8 @@ class Cluster:
             self.port: int = probe.getsockname()[1]
         self.master = f"spark://127.0.0.1:{self.port}"
         self._env = {**env, "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._numbers = hosts
 
     def start(self) -> None:
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0"]
@@ -38,10 +41,22 @@ class Cluster:
         if not wait_until(self._listening, 60, 0.1):
             raise TimeoutError(f"no Spark master at {self.master}")
         for host in self.hosts:
-            own = {"ANABRANCH_STATE_DIR": str(self.state_dir(host)), "SPARK_LOCAL_IP": host}
-            size = ["--cores", "1", "--memory", "700m", "--webui-port", "0"]
-            work = ["--work-dir", str(self.root / "work" / host)]
-            self._spawn(host, own, f"{_DEPLOY}.worker.Worker", "--host", host, *size, *work, self.master)
+            self._start_host(host)
+
+    def join(self) -> str:
+        """Start one more host, with an address that no other had; returns it."""
+        self._numbers += 1
+        host = f"127.0.0.{self._numbers + 1}"
+        self._start_host(host)
+        self.hosts.append(host)
+        return host
+
+    def lose(self, host: str) -> None:
+        """A host dies, with all that runs there and its disk."""
+        left = self.below(host)
+        _kill([self._processes.pop(host)], left)
+        self.hosts.remove(host)
+        shutil.rmtree(self.state_dir(host), ignore_errors=True)
 
     def arguments(self) -> list[str]:
         """What `anabranch run` needs to use it."""
@@ -55,12 +70,13 @@ class Cluster:
     def state_dir(self, host: str) -> Path:
         return self.root / "disks" / host
 
-    def below(self) -> list[psutil.Process]:
-        """Executors and their Python processes."""
+    def below(self, host: str | None = None) -> list[psutil.Process]:
+        """Executors and their Python processes, of one host or of all."""
         found: list[psutil.Process] = []
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                found += psutil.Process(process.pid).children(recursive=True)
+        for name, process in self._processes.items():
+            if host is None or name == host:
+                with contextlib.suppress(psutil.Error):
+                    found += psutil.Process(process.pid).children(recursive=True)
         return found
 
     def executors(self) -> list[psutil.Process]:
@@ -72,29 +88,37 @@ class Cluster:
         return found
 
     def stop(self) -> None:
-        left = self.below()
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for orphan in left:
-            with contextlib.suppress(psutil.Error):
-                orphan.kill()
+        _kill(self._processes.values(), self.below())
+
+    def _start_host(self, host: str) -> None:
+        own = {"ANABRANCH_STATE_DIR": str(self.state_dir(host)), "SPARK_LOCAL_IP": host}
+        size = ["--cores", "1", "--memory", "700m", "--webui-port", "0"]
+        work = ["--work-dir", str(self.root / "work" / host)]
+        self._spawn(host, own, f"{_DEPLOY}.worker.Worker", "--host", host, *size, *work, self.master)
 
     def _spawn(self, name: str, env: dict[str, str], *arguments: str) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.root / f"{name}.log", "wb") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    [str(_CLASS), *arguments],
-                    env={**self._env, **env},
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            self._processes[name] = subprocess.Popen(
+                [str(_CLASS), *arguments],
+                env={**self._env, **env},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def _listening(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
             return True
         return False
+
+
+def _kill(processes: Iterable[subprocess.Popen[bytes]], below: list[psutil.Process]) -> None:
+    """Processes with their groups, and then what was below them in groups of its own."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for orphan in below:
+        with contextlib.suppress(psutil.Error):
+            orphan.kill()

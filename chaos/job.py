@@ -20,6 +20,9 @@ REPOSITORY = Path(__file__).parent.parent
 RUN_ARGS: list[str] = ["--checkpoint-every", "3steps", "--recovery-partitions", "4"]
 """What every run of a job under test is given: whatever makes much happen in little time."""
 
+_DAEMONS = {"pyspark.daemon", "anabranch.spark.daemon"}
+"""Modules that fork Spark's Python workers."""
+
 FLOW = """\
 import json
 from pathlib import Path
@@ -29,6 +32,10 @@ from chaos.build import build
 HERE = Path(__file__).parent
 flow = build(json.loads((HERE / "flow.json").read_text()), HERE / "in")
 """
+
+
+class Failed(Exception):
+    """The job did not survive, or did something that it must not."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -139,7 +146,7 @@ class Driver:
 
 
 def python_workers(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Of these, the Python processes whose parent is a daemon of PySpark, which is a child of a JVM."""
+    """Of these, the Python processes whose parent is a daemon that Spark started, which is a child of a JVM."""
     found = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -175,4 +182,4 @@ def _name(process: psutil.Process) -> str:
 
 
 def _is_daemon(process: psutil.Process) -> bool:
-    return "pyspark.daemon" in process.cmdline()
+    return not _DAEMONS.isdisjoint(process.cmdline())

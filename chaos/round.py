@@ -19,17 +19,20 @@ from random import Random
 
 import psutil
 
-from chaos.actions import ACTIONS, Failed, make_disk, remove_disk, status
+from chaos.actions import ACTIONS, make_disk, remove_disk, status
 from chaos.check import Verdict, check, check_table
 from chaos.cluster import Cluster
 from chaos.feed import Feed
 from chaos.flows import random_flow
-from chaos.job import Driver, command, environment, send, wait_until, write_flow
+from chaos.job import Driver, Failed, command, environment, send, wait_until, write_flow
 from chaos.records import Broken, Harvest, Inputs
+from chaos.rescales import Rescales
 
 _SHARDS = 8
 _DISK = 160
 _TICK = 0.03
+DID = "did "
+"""Before the name of an action, in counts."""
 _STUCK = 180.0
 """Seconds without a step, while there is input, after which a job counts as stuck."""
 
@@ -57,6 +60,7 @@ class Round:
         self.began = time.monotonic()
         self.env = environment(root)
         self.damaged: Path | None = None
+        self.backups: dict[Path, bytes] = {}
         self.was_full = False
         self._numbers = 0
         rows = 30 * harms + 60
@@ -67,6 +71,9 @@ class Round:
         self.small_disk: bool = "disk_full" in actions and rng.random() < 0.4 and make_disk(self.disk, _DISK)
         self.job = self.disk / "job"
         self.harvest = Harvest(self.job)
+        self.rescales = Rescales(self.job)
+        # Without a number of its own a job splits and merges shards as it is rescaled.
+        self.shards = ["--shards", str(_SHARDS)] if "rescale" not in actions or rng.random() < 0.6 else []
         self.cluster: Cluster | None = (
             Cluster(root / "cluster", rng.choice((2, 3)), self.env) if cluster else None
         )
@@ -75,6 +82,8 @@ class Round:
         # Which action follows which has a source of its own: how often the others are asked hangs on the clock, and
         # on how many processes there are.
         self._schedule = Random(rng.random())
+        # Each round likes other actions: what is rare in all rounds together comes many times, and close together, in some.
+        self._liking = {name: ACTIONS[name].weight * rng.choice((0.5, 1, 1, 4)) for name in actions}
         self._last_kill = (-1, 0)
         self._asleep: list[psutil.Process] = []
         self._wake = (0, 0.0)
@@ -97,13 +106,17 @@ class Round:
         return self._numbers
 
     def arguments(self) -> list[str]:
-        """How the next driver is called: any number of workers will do."""
+        """How the next driver is called: any number of workers will do, and so does the layout that is there."""
         hosts = self.logical_hosts if self.cluster is None else len(self.cluster.hosts)
-        where = ["--hosts", str(hosts)] if self.cluster is None else self.cluster.arguments()
+        size = ["--workers", str(self.rng.randint(hosts, max(hosts, 4)))]
+        size += ["--hosts", str(hosts)] if self.cluster is None else []
+        if self._drivers and "rescale" in self.enabled and self.rng.random() < 0.6:
+            size = []
+        where = [] if self.cluster is None else self.cluster.arguments()
+        rows = str(self.rng.choice((20, 40, 80)))
         return [
-            str(self.flow), "--dir", str(self.job), "--shards", str(_SHARDS), "--step-ms", "50",
-            "--max-step-rows", str(self.rng.choice((20, 40, 80))),
-            "--workers", str(self.rng.randint(hosts, max(hosts, 4))), *where, *self.run_args,
+            str(self.flow), "--dir", str(self.job), *self.shards, "--step-ms", "50", "--max-step-rows", rows,
+            *size, *where, *self.run_args,
         ]  # fmt: skip
 
     def hosts(self) -> list[Path]:
@@ -174,9 +187,10 @@ class Round:
     def _run_a_while(self, left: int) -> None:
         """Feed a share of what is left, and let some steps pass."""
         gifts = math.ceil(len(self.feed) / (left + 1))
-        # Some drivers are struck while they start.
-        early = self._schedule.random() < 0.15
-        strike = time.monotonic() + self._schedule.uniform(0.2, 6)
+        # Some drivers are struck while they start, and many while they rescale.
+        moving = self.rescales.open
+        early = self._schedule.random() < (0.6 if moving else 0.15)
+        strike = time.monotonic() + self._schedule.uniform(0.2, 3 if moving else 6)
         goal = len(self.harvest) + self._schedule.randint(1, 3)
         patience = time.monotonic() + _STUCK
         while not (early and time.monotonic() > strike):
@@ -195,6 +209,7 @@ class Round:
     def _look(self) -> None:
         """Gather what was committed; a driver that is down without our doing is a failure."""
         self.harvest.gather()
+        self._count_ended()
         if self._asleep and (len(self.harvest) >= self._wake[0] or time.monotonic() > self._wake[1]):
             self._wake_up()
         if self.driver.running:
@@ -211,7 +226,23 @@ class Round:
             self.damaged = None
             self._start()
             return
+        if self.backups and "No version of the state can be opened" in said:
+            self.count("repairs", f"refused: {said[-200:]}")
+            self._restore()
+            self._start()
+            return
         raise Failed(f"the driver ended by itself with {self.driver.process.returncode}: {said}")
+
+    def _count_ended(self) -> None:
+        for ended, migration in self.rescales.look(len(self._drivers)):
+            self.count(ended, f"a migration is {ended}: {migration}")
+
+    def _restore(self) -> None:
+        """Bring back damaged files of checkpoints that are still there."""
+        for path, data in self.backups.items():
+            if path.exists():
+                path.write_bytes(data)
+        self.backups.clear()
 
     def _wake_up(self) -> None:
         woken = sum(send(process, signal.SIGCONT) for process in reversed(self._asleep))
@@ -222,10 +253,11 @@ class Round:
         possible = [name for name in self.enabled if ACTIONS[name].possible(self)]
         if not possible:
             return
-        name = self._schedule.choices(possible, [ACTIONS[name].weight for name in possible])[0]
+        name = self._schedule.choices(possible, [self._liking[name] for name in possible])[0]
         if name == "worker" and not self._may_kill_worker():
             return
-        if name in ("zombie", "restart", "disk_full"):
+        self.counts[f"{DID}{name}"] += 1
+        if name in ("zombie", "restart", "rescale", "disk_full"):
             self._settle()
         ACTIONS[name].do(self)
         self.harvest.gather()
@@ -267,11 +299,15 @@ class Round:
             time.sleep(0.1)
         self._settle()
         self.stop()
+        self._count_ended()
 
     def _where(self) -> str:
         return f"{len(self.harvest)} steps, read {self.harvest.positions}; {self.driver.said()}"
 
     def _judge(self) -> Verdict:
+        missed = self.counts["missed"]
+        if missed > 3 and missed == self.counts[f"{DID}worker"]:
+            raise Failed(f"no Python worker was found to be killed, {missed} times: chaos does not know them")
         verdict = check(self.job, self.root / "in", self.description, self.harvest)
         name = self.rng.choice(sorted(self.description["outputs"]))
         shown = subprocess.run(

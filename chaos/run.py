@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from chaos.actions import Failed
+from chaos.job import Failed
 from chaos.round import Round
 
 
@@ -36,7 +36,8 @@ def play(options: Options, say: Callable[[str], None], tell: Callable[[str], Non
     """Play the rounds; `say` is told of rounds, `tell` of everything.
 
     Returns:
-        Counts: rounds, kills, restarts, refused, damages, repairs, steps, rows, changes, lost, doubled, failed.
+        Counts: rounds, kills, restarts, refused, damages, repairs, rescales, finished, cancelled, given_up, steps, rows,
+        changes, lost, doubled, failed; and how often each action was done, as `did NAME`.
     """
     counts: Counter[str] = Counter()
     base = options.directory or Path(tempfile.mkdtemp(prefix="anabranch-chaos-"))
@@ -49,7 +50,8 @@ def play(options: Options, say: Callable[[str], None], tell: Callable[[str], Non
         counts.update(own)
         counts["rounds"] += 1
         shown = ", ".join(
-            f"{own[key]} {key}" for key in ("kills", "restarts", "steps", "rows", "lost", "doubled")
+            f"{own[key]} {key}"
+            for key in ("kills", "restarts", "rescales", "steps", "rows", "lost", "doubled")
         )
         say(f"round {number}: {shown}, {time.monotonic() - began:.0f} s{'' if not problems else ' FAILED'}")
         if problems:

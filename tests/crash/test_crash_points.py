@@ -33,7 +33,7 @@ import anabranch
 from anabranch import crash
 from chaos.check import check
 from chaos.feed import Feed
-from chaos.job import Driver, environment, wait_until, write_flow
+from chaos.job import Driver, command, environment, wait_until, write_flow
 from chaos.records import Harvest
 
 SEED = int(os.environ.get("CRASH_SEED", "1"))
@@ -87,6 +87,8 @@ class Scenario:
     """What is done to the job then."""
     store: bool = False
     """Whether the job directory is in an object store."""
+    rescales: tuple[tuple[str, ...], ...] = ()
+    """What is asked of every run as soon as it has started; one waits for the other."""
 
 
 def lose_state(job: Path) -> None:
@@ -108,12 +110,25 @@ SCENARIOS = {
     "lost": Scenario(TWO, TWO, dies=8, damage=lose_state),
     "half": Scenario(TWO, TWO, dies=8, damage=lose_some),
     "store": Scenario(TWO, store=True),
+    # State that moves in pieces, whole shards beside and inside a step, and none: to one host.
+    "live": Scenario(
+        TWO,
+        rescales=(
+            ("--workers", "3", "--hosts", "3", "--strategy", "fluid", "--budget", "1k"),
+            ("--workers", "4", "--hosts", "2", "--strategy", "hot"),
+            ("--workers", "2", "--hosts", "1", "--strategy", "sudden"),
+        ),
+    ),
 }
 NOT_PLAIN = (
+    "copy",
+    "drop",
     "inputtrim",
     "lease",
     "logtrim",
+    "move",
     "replay",
+    "rescale",
     "restore.between",
     "rollback",
     "trim",
@@ -138,6 +153,18 @@ ALSO = {
         "commit.after",
         "piece.after",
         "manifest.after",
+    ],
+    "live": [
+        "plan.after",
+        "shards.between",
+        "shards.committed",
+        "commit.before",
+        "commit.after",
+        "publish.before",
+        "layout.before",
+        "layout.after",
+        "snapshot.shard",
+        "manifest.before",
     ],
 }
 """Scenarios in which points are armed beside the first that reaches them."""
@@ -218,6 +245,7 @@ class Stage:
         name = f"run-{len(list(self.root.glob('run-*.err')))}"
         driver = Driver([str(self.flow), "--dir", self.where, *limits, *arguments], self.root / name, env)
         try:
+            self._rescale(driver)
             assert wait_until(lambda: self._ended(driver), PATIENCE, 0.05), f"still running: {driver.said()}"
         finally:
             driver.clean_up()
@@ -226,6 +254,18 @@ class Stage:
         self.harvest.gather()
         self.harvest.gather_outputs()
         return driver
+
+    def _rescale(self, driver: Driver) -> None:
+        """A driver that is dead before it is asked, or done, is a refusal."""
+        if self.scenario.rescales:
+            assert wait_until(lambda: self._ended(driver) or driver.started, PATIENCE, 0.05), driver.said()
+        for wanted in self.scenario.rescales:
+            asked = command("rescale", self.where, *wanted, "--no-wait")
+            done = subprocess.run(
+                asked, capture_output=True, text=True, check=False, env=environment(self.root)
+            )
+            assert done.returncode in (0, 1), done.stderr
+            self._ended(driver)
 
     def _ended(self, driver: Driver) -> bool:
         # While it runs: a driver that is dead has no children to be found by.

@@ -236,3 +236,40 @@ def test_a_checkpoint_on_demand_is_made_while_steps_go_on(tmp_path: Path, spark:
     versions = Versions(where.checkpoints)
     assert versions.manifest(versions.list()[0]).step >= asks.asked_at
     assert asks.served_at < 200
+
+
+def test_a_checkpoint_that_was_found_damaged_is_never_built_upon(job: Job) -> None:
+    versions = Versions(JobDir(job.where).checkpoints)
+    newest = versions.list()[-1]
+    piece = max(
+        (job.where / "checkpoints").glob(f"*{newest}/*.parquet"), key=lambda path: path.stat().st_size
+    )
+    piece.write_bytes(piece.read_bytes()[:-9] + b"\0" * 9)
+    shutil.rmtree(job.where / "state")
+    # It makes no checkpoint, and so trims nothing; the next one has no reason to read that piece.
+    job.run(checkpoint_seconds=None)
+    assert newest not in versions.list()
+    job.add(1)
+    job.run()
+    shutil.rmtree(job.where / "state")
+    job.run()
+    job.check()
+
+
+def test_what_cannot_be_replayed_is_not_begun(tmp_path: Path, spark: SparkContext) -> None:
+    def flow() -> ab.Flow:
+        made = ab.Flow("trimmed")
+        words = made.input("words", ab.iterable([f"w{n % 7}" for n in range(60)], {"word": str}, batch=5))
+        words.key_by("word").count().output("counts")
+        return made
+
+    where = tmp_path / "job"
+    settings: dict[str, Any] = {"max_step_rows": 5, "first_step_rows": 5, "checkpoint_steps": 1, "workers": 1}
+    run(flow(), where, context=spark, until_idle=True, **settings)
+    first = record.read(JobDir(where).input_log("words"), "first.json")["first"]
+    assert first > 0
+    for path in (where / "checkpoints").glob("*/manifest"):
+        path.write_bytes(b"no manifest")
+    shutil.rmtree(where / "state")
+    with pytest.raises(JobDirError, match="the first rows of the log of input 'words' were trimmed"):
+        run(flow(), where, context=spark, until_idle=True)

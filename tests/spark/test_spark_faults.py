@@ -13,12 +13,14 @@ import pytest
 from pyspark import SparkContext
 
 import anabranch as ab
+from anabranch import crash
 from anabranch.errors import AnabranchError, RecordError
 from anabranch.model.ids import Step
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.observe import Silent
 from anabranch.runtime.outputs import table
 from anabranch.runtime.run import run
+from anabranch.spark.shards import SYNCED
 
 ROWS = 20_000
 KEYS = 50
@@ -99,4 +101,20 @@ def test_a_function_that_raises_stops_the_flow_and_shows_nothing(spark: SparkCon
     assert table(job, "counts").is_empty()
     # The state that the failed step had written is rolled back when the flow goes on.
     run(flow, tmp_path / "job", workers=3, until_idle=True, context=spark)
+    check(tmp_path / "job")
+
+
+def test_a_python_process_killed_in_an_orderly_stop(
+    spark: SparkContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "left"
+    left.mkdir()
+    (left / "0").touch()
+    monkeypatch.setitem(spark.environment, crash.VARIABLE, f"{SYNCED}={left}")
+    faults = Faults()
+    flow = counting_flow(lambda: None, tmp_path / "done")
+    run(flow, tmp_path / "job", workers=2, until_idle=True, context=spark, listener=faults)
+    assert not list(left.iterdir())
+    assert len(faults.seen) == 1
+    assert JobDir(tmp_path / "job").status()["state"] == "stopped"
     check(tmp_path / "job")

@@ -91,6 +91,11 @@ def trim_segments(log: Storage, first: int) -> None:
     log.delete(*(name for name in names if _row_of(name) < first))
 
 
+def is_whole(log: Storage) -> bool:
+    """Whether the log still has all that was ever recorded."""
+    return _first_row(log) == 0
+
+
 def read_segment(log: Storage, first: int) -> pl.DataFrame:
     """The rows of one segment.
 

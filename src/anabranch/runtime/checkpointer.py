@@ -21,7 +21,7 @@ from typing import Any
 
 from anabranch.connect.sink import Sink
 from anabranch.connect.source import Source
-from anabranch.errors import AnabranchError, CorruptError, ShardMismatch
+from anabranch.errors import AnabranchError, CorruptError, ShardMismatch, SparkLost
 from anabranch.log.steplog import Progress, StepLog
 from anabranch.model.ids import Attempt, Step
 from anabranch.protocol import checkpointing as machine
@@ -140,6 +140,8 @@ class Checkpointer:
             job = self._jobs.pop(0)
             try:
                 event = job.then(job.future.result())
+            except SparkLost:
+                raise
             except AnabranchError as error:
                 log.warning("a checkpoint failed version=%d error=%s", job.version, error)
                 self.note(f"checkpoint {job.version} failed and is tried again: {error}")

@@ -60,7 +60,7 @@ from anabranch.spark.copying import HostCopier
 from anabranch.spark.job import StepRunner
 from anabranch.spark.placement import executor_hosts
 from anabranch.spark.reads import check_reads, sum_reads
-from anabranch.spark.session import borrowed, spark_context
+from anabranch.spark.session import borrowed, check_alive, spark_context
 from anabranch.spark.shards import region_tables, sync_shards
 from anabranch.spark.spec import Report
 from anabranch.storage import environment
@@ -315,6 +315,7 @@ class _Run:
             elif self.co.settings.until_idle and not self.planner.pending() and not self.rescaler.active:
                 return
             else:
+                check_alive(self.context)
                 self.co.listener.idle(self.standing.progress)
                 self.co.board.idle(self.standing.progress)
                 time.sleep(_POLL)
@@ -535,7 +536,7 @@ class _Run:
         self._await_published()
         if self.checkpointer.finish(self.standing, lambda: self.jobdir.asked("force")):
             self._waiting("state to be synced to disk")
-            self._sync()
+            self._sync_at_last()
 
     def _waiting(self, reason: str) -> None:
         self.co.board.waiting(reason)
@@ -544,6 +545,17 @@ class _Run:
     def _note(self, text: str) -> None:
         self.co.board.note(text)
         self.co.listener.note(text)
+
+    def _sync_at_last(self) -> None:
+        """Sync, however often that takes: a process that dies now is no reason for an orderly stop to fail."""
+        step = self.standing.progress.next_step
+        while True:
+            try:
+                return self._sync()
+            except EngineError as error:
+                self._fault(step, 0, error)
+                self.attempts.failed(error, step)
+                self.runner.forget_handles()
 
     def _sync(self) -> None:
         self.runner.on_workers(self.standing.spec(Attempt(0)), sync_shards)

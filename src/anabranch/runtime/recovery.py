@@ -22,7 +22,7 @@ REV-3  All of this happens in an epoch of its own, so tasks of earlier ones can 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from typing import Any
 from pyspark import SparkContext
 
 from anabranch import crash
+from anabranch.connect.inputlog import is_whole
 from anabranch.errors import CorruptError, JobDirError
 from anabranch.flow.plan import Plan
 from anabranch.log.steplog import Progress, StepLog
@@ -150,7 +151,8 @@ class Recovery:
         self, fleet: Fleet, standing: Standing, halves: Collection[ShardId], made: bool
     ) -> dict[Version, Manifest]:
         """Obey the machines until all workers have opened a version; returns the usable checkpoints."""
-        manifests = self._manifests()
+        trimmed = self._trimmed()
+        manifests = self._manifests(empty=not trimmed)
         broken: dict[Version, str] = {}
         found: list[list[ShardFound]] = []
         committed = standing.progress
@@ -162,7 +164,7 @@ class Recovery:
                 case [AskVersions(), *_]:
                     found = self._survey(standing) if made else [[] for _ in workers]
                     for worker in workers:
-                        obstacles = dict(broken)
+                        obstacles = trimmed | broken
                         versions = {*manifests}
                         if made and not (wrong := self._not_live(found[worker], standing, halves, last)):
                             versions.add(LIVE)
@@ -187,23 +189,43 @@ class Recovery:
                     for worker in workers:
                         commands = fleet.opened(worker, standing.progress.next_step)
                 case [RunStep(), *_]:
+                    self._forget(broken)
                     return manifests
                 case [Fail(reason), *_]:
                     raise JobDirError(f"{self.jobdir.path}: {reason}")
                 case _:
                     raise AssertionError(f"the machines said {commands}")
 
-    def _manifests(self) -> dict[Version, Manifest]:
-        """Every checkpoint whose manifest can be read, and the empty state where the log begins with step 0."""
+    def _forget(self, broken: Iterable[Version]) -> None:
+        """Let damaged checkpoints be none, now that another one was opened.
+
+        A later run may not read the piece that is damaged: its shards are still there, or lie elsewhere in the space of
+        hashes.  It would build the next checkpoints upon it, and trim those that are whole.
+        """
+        for version in broken:
+            if version.number is not None:
+                self.versions.drop(version.number)
+
+    def _manifests(self, empty: bool) -> dict[Version, Manifest]:
+        """Every checkpoint whose manifest can be read, and the empty state if all steps can be replayed."""
         found: dict[Version, Manifest] = {}
         for number in self.versions.list():
             try:
                 found[Version(number)] = self.versions.manifest(number)
             except CorruptError as error:
                 self.note(f"checkpoint {number} cannot be read: {error}")
-        if self.steplog.first == 0:
+        if empty:
             found[Version(0)] = empty_manifest(Progress().to_json(), self.plan.fingerprint, __version__)
         return found
+
+    def _trimmed(self) -> dict[Version, str]:
+        """Why the empty state is no version to begin with, if it is none: something of the first steps is gone."""
+        names = [name for name in self.plan.inputs if not is_whole(self.jobdir.input_log(name))]
+        if self.steplog.first:
+            return {Version(0): f"the step log begins with step {self.steplog.first}"}
+        if names:
+            return {Version(0): f"the first rows of the log of input {names[0]!r} were trimmed"}
+        return {}
 
     def _survey(self, standing: Standing) -> list[list[ShardFound]]:
         spec = standing.spec(Attempt(0))

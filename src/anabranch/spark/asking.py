@@ -10,10 +10,11 @@ from typing import Any, Generic, TypeVar
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, cloudpickle
 
-from anabranch.errors import AnabranchError, SparkLost, StepAborted
+from anabranch.errors import AnabranchError, StepAborted
 from anabranch.model.ids import HostId
 from anabranch.spark import failure
 from anabranch.spark.dag import Dag
+from anabranch.spark.session import spark_lost
 from anabranch.spark.spec import StepSpec
 
 log = logging.getLogger(__name__)
@@ -111,9 +112,7 @@ def guarded(spec: StepSpec, job: Callable[[], list[bytes]]) -> list[bytes]:
             or StepAborted(f"step {spec.step}: Spark failed the job: {_first_lines(text)}")
         ) from error
     except ConnectionRefusedError as error:
-        raise SparkLost(
-            "Spark's JVM has died; run the same command again to go on after the last committed step"
-        ) from error
+        raise spark_lost() from error
     except (Py4JError, EOFError, OSError) as error:
         raise StepAborted(f"step {spec.step}: lost the connection to Spark: {error}") from error
 

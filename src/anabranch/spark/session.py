@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
 
-from anabranch.errors import ConfigError
+from anabranch.errors import ConfigError, SparkLost
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,22 @@ def spark_context(
             # Its JVM was killed.  The next context of this process must not look for it.
             log.warning("Spark did not stop error=%s", error)
             SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+
+
+def check_alive(context: SparkContext) -> None:
+    """Raises SparkLost when the JVM below a context is gone.  Costs a system call.
+
+    A flow without input asks nothing of Spark, and would not notice for hours.
+    """
+    process = getattr(context._gateway, "proc", None)
+    if process is not None and process.poll() is not None:
+        raise spark_lost()
+
+
+def spark_lost() -> SparkLost:
+    return SparkLost(
+        "Spark's JVM has died; run the same command again to go on after the last committed step"
+    )
 
 
 @contextmanager

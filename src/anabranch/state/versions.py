@@ -87,6 +87,10 @@ class Versions:
                 f"checkpoint {manifest.version} exists already: another coordinator has made it, and this one must stop"
             ) from None
 
+    def drop(self, version: int) -> None:
+        """Let a version be none any more; the next trimming removes its pieces."""
+        self.storage.delete(_path(version))
+
     def newest_usable(self, below: int | None = None) -> tuple[Manifest | None, builtins.list[str]]:
         """The newest version (below that one) that is whole as far as names and sizes tell, and what is wrong with
         those above it.  The content of a piece is verified when it is read."""
