@@ -36,6 +36,8 @@ Kind = Literal["base", "merged", "delta"]
 _ORDER: dict[Kind, int] = {"base": 0, "merged": 1, "delta": 2}
 _SMALL = 64 << 10
 """Bytes of deltas in a partition that never are reason enough for a new base."""
+_MERGED_AT_ONCE = 3
+"""A version does at most this part of the merging that is due, once it has merged an eighth of the partitions."""
 _FEWEST_MERGED = 4
 _GOLDEN = 0.6180339887498949
 
@@ -141,7 +143,23 @@ def plan_work(previous: Manifest | None, partitions: int) -> Work:
             bases.add(partition)
         elif merged := _to_merge(deltas, _FEWEST_MERGED + int(turn * 2 * _FEWEST_MERGED)):
             merges[partition] = merged
-    return Work(frozenset(bases), merges)
+    return Work(frozenset(bases), _in_turn(merges, partitions))
+
+
+def _in_turn(merges: dict[int, tuple[Piece, ...]], partitions: int) -> dict[int, tuple[Piece, ...]]:
+    """Of the merges that are due, those that this version does: the longest chains first, and so many that no version
+    rewrites much more than others do."""
+    longest = sorted(merges, key=lambda partition: (-len(merges[partition]), partition))
+    most = sum(piece.size for pieces in merges.values() for piece in pieces) // _MERGED_AT_ONCE
+    taken: dict[int, tuple[Piece, ...]] = {}
+    size = 0
+    for partition in longest:
+        pieces = merges[partition]
+        size += sum(piece.size for piece in pieces)
+        if taken and size > most and len(taken) >= partitions // 8:
+            break
+        taken[partition] = pieces
+    return taken
 
 
 def _to_merge(deltas: list[Piece], fewest: int) -> tuple[Piece, ...]:
