@@ -40,6 +40,15 @@ def test_what_is_dropped_is_told_in_bytes_and_can_be_made_again(tmp_path: Path) 
     assert ShardStore.open(path).identity == identity(1, 8, 2)
 
 
+def test_what_a_process_that_died_was_deleting_is_deleted_by_the_next_one(tmp_path: Path) -> None:
+    path = make(tmp_path, 1)
+    other = make(tmp_path, 10)
+    for one in (path, other):
+        one.rename(f"{one}~dropped-abc")
+    assert drop_shard(path, identity(1, 8)) == 0
+    assert names(tmp_path) == ["shard-00010~dropped-abc"]
+
+
 @pytest.mark.parametrize("torn", [False, True])
 def test_another_store_and_one_that_may_be_torn_stay(tmp_path: Path, torn: bool) -> None:
     path = make(tmp_path, 1, incarnation=3)

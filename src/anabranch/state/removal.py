@@ -30,11 +30,14 @@ _SHARD = re.compile(r"shard-\d+(\.\d+)?")
 
 
 def drop_shard(path: str | os.PathLike[str], identity: ShardIdentity) -> int:
-    """Remove a store if it is this one; returns the bytes of disk that this frees.
+    """Remove a store if it is this one, and what is left of others that were being removed there; returns the bytes of disk
+    that the store takes.
 
     One that is missing, is another, or was written before the last boot (so that it cannot be asked) stays as it is.
     """
     where = Path(os.path.abspath(path))
+    for left in where.parent.glob(f"{where.name}~dropped-*"):
+        shutil.rmtree(left, ignore_errors=True)
     store = _trusted(where)
     if store is None or store.identity != identity:
         return 0
