@@ -15,7 +15,7 @@ import pytest
 from anabranch.errors import EngineError
 from anabranch.flow.plan import Plan
 from anabranch.model.ids import HostId, WorkerId
-from anabranch.runtime import coordinator
+from anabranch.runtime import coordinator, steploop
 from anabranch.spark.blob import decode
 from anabranch.spark.spec import Report, StepSpec
 from anabranch.spark.stage import run_stage
@@ -84,7 +84,7 @@ class SparklessCopier:
 @contextlib.contextmanager
 def without_spark() -> Iterator[None]:
     """Inside, every run that is given no Spark context does without."""
-    real_runner, real_spark = coordinator.StepRunner, coordinator.Coordinator._spark
+    real_runner, real_spark = steploop.StepRunner, coordinator.Coordinator._spark
 
     def runner(context: Any, plan: Plan, placed: bool) -> Any:
         return SparklessRunner(None, plan, placed) if context is None else real_runner(context, plan, placed)
@@ -92,7 +92,7 @@ def without_spark() -> Iterator[None]:
     def spark(self: coordinator.Coordinator) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.context is None else real_spark(self)
 
-    real_asker, real_copier = coordinator.HostAsker, coordinator.HostCopier
+    real_asker, real_copier = steploop.HostAsker, steploop.HostCopier
 
     def copier(context: Any, tables: Any, placed: bool) -> Any:
         made = SparklessCopier if context is None else real_copier
@@ -102,8 +102,8 @@ def without_spark() -> Iterator[None]:
         return SparklessAsker(None, placed) if context is None else real_asker(context, placed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coordinator, "StepRunner", runner)
-        patch.setattr(coordinator, "HostAsker", asker)
-        patch.setattr(coordinator, "HostCopier", copier)
+        patch.setattr(steploop, "StepRunner", runner)
+        patch.setattr(steploop, "HostAsker", asker)
+        patch.setattr(steploop, "HostCopier", copier)
         patch.setattr(coordinator.Coordinator, "_spark", spark)
         yield
