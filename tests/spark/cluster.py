@@ -1,9 +1,10 @@
-"""A real Spark standalone cluster on loopback addresses: a master and one worker process per host."""
+"""A real Spark standalone cluster on loopback addresses: a master and one worker process per host.  Hosts join and die."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +26,8 @@ class Cluster:
         self.root = root
         self.port = _free_port()
         self.master = f"spark://127.0.0.1:{self.port}"
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        """By host, and the master's."""
 
     def state_dir(self, host: str) -> Path:
         return self.root / "disks" / host
@@ -37,28 +39,39 @@ class Cluster:
         )  # fmt: skip
         _wait_for("127.0.0.1", self.port)
         for host in hosts:
-            self.state_dir(host).mkdir(parents=True)
-            self._spawn(
-                host, {"ANABRANCH_STATE_DIR": str(self.state_dir(host)), "SPARK_LOCAL_IP": host},
-                "org.apache.spark.deploy.worker.Worker",
-                "--host", host, "--cores", "1", "--memory", "700m", "--webui-port", "0",
-                "--work-dir", str(self.root / "work" / host), self.master,
-            )  # fmt: skip
+            self.join(host)
+
+    def join(self, host: str) -> None:
+        """Start a host's Spark worker; running applications get an executor there by themselves."""
+        self.state_dir(host).mkdir(parents=True, exist_ok=True)
+        self._spawn(
+            host, {"ANABRANCH_STATE_DIR": str(self.state_dir(host)), "SPARK_LOCAL_IP": host},
+            "org.apache.spark.deploy.worker.Worker",
+            "--host", host, "--cores", "1", "--memory", "700m", "--webui-port", "0",
+            "--work-dir", str(self.root / "work" / host), self.master,
+        )  # fmt: skip
+
+    def shut_down(self, host: str) -> None:
+        """Kill a host's Spark worker and its executors; the disk stays."""
+        _kill(self.processes.pop(host))
+
+    def lose(self, host: str) -> None:
+        """A host dies with its disk."""
+        self.shut_down(host)
+        # Spark's Python processes notice that their executor is gone, and may write until then.
+        while self.state_dir(host).exists():
+            shutil.rmtree(self.state_dir(host), ignore_errors=True)
 
     def _spawn(self, name: str, env: dict[str, str], *command: str) -> None:
         environment = {**os.environ, **env, "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}
         with open(self.root / f"{name}.log", "wb") as log:
-            self.processes.append(
-                subprocess.Popen(
-                    [str(_CLASS), *command], env=environment, stdout=log, stderr=log, start_new_session=True
-                )
+            self.processes[name] = subprocess.Popen(
+                [str(_CLASS), *command], env=environment, stdout=log, stderr=log, start_new_session=True
             )
 
     def stop(self) -> None:
-        for process in self.processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for process in self.processes.values():
+            _kill(process)
 
 
 @contextlib.contextmanager
@@ -70,6 +83,13 @@ def standalone_cluster(root: Path, hosts: tuple[str, ...] = HOSTS) -> Iterator[C
         yield cluster
     finally:
         cluster.stop()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its executors: they are of its group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _free_port() -> int:

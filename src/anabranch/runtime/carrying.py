@@ -26,6 +26,9 @@ from anabranch.spark.spec import StepSpec
 
 log = logging.getLogger(__name__)
 
+_TRIES = 3
+"""How often copies that were left behind are asked to be deleted."""
+
 Then = Callable[["Future[Any]"], None]
 """Called on the step loop's thread with what came of it."""
 Behind = Callable[[Callable[[], Any]], "Future[Any]"]
@@ -58,8 +61,8 @@ class Carrier:
 
         def prepare() -> list[dict[ShardId, int]]:
             sizes = self.asker.ask(spec, spec.layout.hosts, prepare_host)
-            self.runner.prepare(spec.layout.workers)
-            self.runner.prepare(final)
+            self.runner.prepare(spec, spec.layout.workers)
+            self.runner.prepare(spec, final)
             return sizes
 
         self._jobs.append(_Job(self._thread.submit(prepare), then))
@@ -73,7 +76,11 @@ class Carrier:
         self._jobs.append(_Job(self._thread.submit(copy), then))
 
     def drop(self, copies: Sequence[Copy], then: Then) -> None:
-        """Delete copies that do not count any more (CAR-1)."""
+        """Delete copies that do not count any more (CAR-1).
+
+        Again where that fails: a process that dies in the middle leaves the rest of them to nobody before the next recovery,
+        and a host that is to be emptied would keep them until then.
+        """
         hosts = tuple(dict.fromkeys(copy.host for copy in copies))
         spec = self._spec
         # A copy that is still being filled would come back to life.
@@ -82,9 +89,19 @@ class Carrier:
         def drop() -> None:
             filled.result()
             if hosts and spec is not None:
-                self.asker.ask(spec, hosts, partial(drop_copies, copies=tuple(copies)))
+                self._delete(spec, hosts, tuple(copies))
 
         self._jobs.append(_Job(self.behind(drop), then))
+
+    def _delete(self, spec: StepSpec, hosts: Sequence[HostId], copies: Sequence[Copy]) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                self.asker.ask(spec, hosts, partial(drop_copies, copies=copies))
+                return
+            except AnabranchError as error:
+                if not left:
+                    raise
+                log.info("deleting copies again error=%s", error)
 
     def poll(self) -> None:
         """Tell what has ended."""

@@ -37,6 +37,8 @@ class Rescaling:
     bytes_total: int = 0
     bytes_moved: int = 0
     error: str | None = None
+    shards_moved: int = 0
+    """In legs that are over."""
     machine: machine.Migration | None = None
     begun: bool = False
     """Whether a step was committed that has the intent in its plan record."""
@@ -65,6 +67,18 @@ class Rescaling:
             self.number, self.origin, self.target, self.strategy, self.asked, self.budget, self.cancelled
         )
 
+    def end_leg(self) -> None:
+        """What the machine was made for is done, or a recovery has other plans."""
+        self.shards_moved, _ = self._shards()
+        self.machine, self.leg_over = None, False
+
+    def _shards(self) -> tuple[int, int]:
+        """How many shards have moved, and how many will have, as far as is known; a split or a merge is no move."""
+        if self.machine is None or self.shards is not None:
+            return self.shards_moved, self.shards_moved
+        progress = self.machine.progress
+        return self.shards_moved + progress.shards_moved, self.shards_moved + progress.shards
+
     def end(self, state: str, error: str | None = None) -> None:
         self.state, self.error = state, error
         self.seconds = time.monotonic() - self.clock
@@ -83,7 +97,7 @@ class Rescaling:
         }
 
     def to_json(self) -> dict[str, Any]:
-        progress = None if self.machine is None else self.machine.progress
+        shards_moved, shards_total = self._shards()
         elapsed = self.seconds if self.seconds is not None else time.monotonic() - self.clock
         total, done = self.bytes_total, self.bytes_moved
         speed = done / elapsed if elapsed else 0.0
@@ -94,8 +108,8 @@ class Rescaling:
             "asked": self.asked,
             "from": describe(self.origin),
             "to": describe(self.target),
-            "shards_total": 0 if progress is None else progress.shards,
-            "shards_moved": 0 if progress is None else progress.shards_moved,
+            "shards_total": shards_total,
+            "shards_moved": shards_moved,
             "bytes_total": max(total, done),
             "bytes_moved": done,
             "began": self.began,

@@ -192,8 +192,11 @@ class Rescaler:
             self._next_leg(current, standing)
         elif current is not None and not current.over:
             if current.begun:
+                there = standing.layout.hosts
+                gone = {*current.origin.hosts, *current.target.hosts} - {*there}
                 current.end(
-                    "failed", "a host was lost; the flow goes on in the layout that it was recovered in"
+                    "failed",
+                    f"lost {', '.join(sorted(gone))}; the flow goes on on {', '.join(sorted(there))}",
                 )
                 self.note(f"rescaling {current.number} was given up: {current.error}")
             elif current.state != "stopping":
@@ -215,10 +218,18 @@ class Rescaler:
                 self._begin(number, request, standing)
             except ConfigError as error:
                 self.note(f"a rescaling that waited cannot be had: {error}")
+                self._refused(number, request, standing.layout, error)
         if not self.active:
             standing.hold_undo_from = None
         elif self.current is not None and self.current.machine is not None:
             standing.hold_undo_from = self.current.machine.copied or standing.hold_undo_from
+
+    def _refused(self, number: int, request: RescaleRequest, now: Layout, error: ConfigError) -> None:
+        """Give an account of a rescaling that waited in vain: whoever asked for it has long been told that it will be."""
+        if self.current is not None:
+            self.ended.append(self.current.to_json())
+        self.current = Rescaling(number, request.strategy, request.strategy, now, now, request.budget)
+        self.current.end("failed", str(error))
 
     def stop_start(self) -> tuple[Layout, dict[str, Any]] | None:
         """The target of a rescaling that wants the flow to stop and start, and why; the step loop does it."""
@@ -286,7 +297,7 @@ class Rescaler:
 
     def _next_leg(self, current: Rescaling, standing: Standing) -> None:
         """Go on behind a leg, or behind a recovery; when nothing is left to be done, the next step is the last."""
-        current.machine, current.leg_over = None, False
+        current.end_leg()
         placement, shards = begin_leg(standing.placement, current.intent)
         if shards is None and not placement.cuts and not journeys(placement, {}).moves:
             current.finishing = True

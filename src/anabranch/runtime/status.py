@@ -91,8 +91,7 @@ class StatusBoard:
         if sizes is not None:
             self.status["sizes"] = sizes
         if now or shown != before:
-            turned = before is None or (before["id"], before["state"]) != (shown["id"], shown["state"])
-            self._write(now=now or turned)
+            self._write(now=now or _phase(shown) != _phase(before))
 
     def layout(self, layout: Layout) -> None:
         """The flow runs in another layout."""
@@ -139,3 +138,8 @@ class StatusBoard:
             self.status["updated"] = time.time()
             self.said = json.loads(json.dumps(self.status))
             self.jobdir.write_status(self.status)
+
+
+def _phase(migration: dict[str, Any] | None) -> tuple[int, str] | None:
+    """None, too, while one that had not begun when the flow had to recover waits to begin again."""
+    return None if migration is None else (migration["id"], migration["state"])

@@ -42,6 +42,7 @@ class StepRunner:
         self._dag = Dag(context, [self._plan.broadcast])
         self._handles: dict[tuple[HostId, ...], Any] = {}
         """By the hosts of workers.  Replaced and never changed, since another thread may prepare some."""
+        self._changing = threading.Lock()
         self._sweeper: threading.Thread | None = None
 
     def run(self, spec: StepSpec) -> list[Report]:
@@ -70,16 +71,19 @@ class StepRunner:
         task = Ask(ask, spec)
         return in_order(guarded(spec, lambda: self._dag.collect(self._handles_of(spec), task)))
 
-    def prepare(self, workers: tuple[HostId, ...]) -> None:
-        """Make the handles of a coming layout, on another thread than the one that runs steps."""
-        if workers not in self._handles:
-            made = self._dag.handles(workers, self.placed)
-            self._handles = {**self._handles, workers: made}
+    def prepare(self, spec: StepSpec, workers: tuple[HostId, ...]) -> None:
+        """Make the handles of a coming layout, on another thread than the one that runs steps.
+
+        Raises:
+            AnabranchError: Spark failed the job, as it does when one of the hosts is lost.
+        """
+        guarded(spec, lambda: self._make_handles(workers))
 
     def keep_handles(self, workers: tuple[HostId, ...]) -> None:
         """Let go of the handles of all other layouts."""
-        gone = {key: handles for key, handles in self._handles.items() if key != workers}
-        self._handles = {key: handles for key, handles in self._handles.items() if key == workers}
+        with self._changing:
+            gone = {key: handles for key, handles in self._handles.items() if key != workers}
+            self._handles = {key: handles for key, handles in self._handles.items() if key == workers}
         for handles in gone.values():
             try:
                 handles.unpersist(False)
@@ -112,8 +116,15 @@ class StepRunner:
         return answers
 
     def _handles_of(self, spec: StepSpec) -> Any:
-        self.prepare(spec.layout.workers)
-        return self._handles[spec.layout.workers]
+        return self._make_handles(spec.layout.workers)
+
+    def _make_handles(self, workers: tuple[HostId, ...]) -> Any:
+        handles = self._handles.get(workers)
+        if handles is None:
+            handles = self._dag.handles(workers, self.placed)
+            with self._changing:
+                self._handles = {**self._handles, workers: handles}
+        return handles
 
     def _sweep(self, shuffles: list[Any]) -> None:
         """Free the shuffle files of a step that is over, beside the next one: Spark itself waits for a

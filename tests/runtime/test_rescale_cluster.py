@@ -1,0 +1,285 @@
+"""A flow on a real standalone cluster is rescaled while hosts join, leave and die; each has a disk of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch as ab
+from anabranch.log.steplog import StepLog
+from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.outputs import table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "spark"))
+
+from cluster import HOSTS, Cluster, standalone_cluster
+
+pytestmark = pytest.mark.cluster
+
+FIRST, SECOND, THIRD = HOSTS
+PATIENCE = 240.0
+"""Seconds; far more than anything here takes on a machine that has nothing else to do."""
+
+KEYS = 4_000
+FLOW = f"""
+import anabranch as ab
+
+flow = ab.Flow("hosts")
+events = flow.input("events", ab.generator(rate=8_000, keys={KEYS}, partitions=3, seed=5))
+totals = events.key_by("key").aggregate(n=ab.count(), total=ab.sum("value"))
+totals.output("totals")
+totals.select("n").key_by("n").count().output("sizes")
+"""
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline, never = time.monotonic() + PATIENCE, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        never.wait(0.1)
+
+
+class Running:
+    """One run of the flow in a process of its own, and what it says."""
+
+    def __init__(self, directory: Path, name: str, arguments: list[str]) -> None:
+        self.directory = directory
+        self.said = directory.parent / f"{name}.jsonl"
+        self.complaints = directory.parent / f"{name}.err"
+        flow = directory.parent / "hostsflow.py"
+        flow.write_text(FLOW)
+        command = [
+            sys.executable,
+            "-m",
+            "anabranch.cli.main",
+            "run",
+            str(flow),
+            "--dir",
+            str(directory),
+            "--json",
+        ]
+        with open(self.said, "wb") as out, open(self.complaints, "wb") as err:
+            self.process = subprocess.Popen([*command, *arguments], stdout=out, stderr=err, env=os.environ)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = self.said.read_text().splitlines(keepends=True)
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in events if event["event"] == kind]
+
+    def steps_run(self) -> int:
+        if self.process.poll() is not None:
+            raise AssertionError(f"the run has ended: {self.complaints.read_text()}")
+        return len(self.events("step"))
+
+    def more_steps(self, count: int = 5) -> None:
+        """Wait for steps that begin from now on."""
+        goal = self.steps_run() + 1 + count
+        wait_until(lambda: self.steps_run() >= goal, f"{count} more steps")
+
+    def job(self) -> ab.Job:
+        """The job, once it is at work."""
+        self.more_steps(3)
+        return ab.Job(self.directory)
+
+    def stop(self) -> None:
+        ab.Job(self.directory).stop(timeout=PATIENCE)
+        assert self.process.wait(PATIENCE) == 0, self.complaints.read_text()
+
+
+@contextlib.contextmanager
+def running(directory: Path, name: str, *arguments: str) -> Iterator[Running]:
+    run = Running(directory, name, [*arguments, "--step-ms", "50", "--checkpoint-every", "15steps"])
+    try:
+        yield run
+        run.stop()
+    finally:
+        run.process.kill()
+        run.process.wait()
+
+
+def on(cluster: Cluster, **conf: str) -> list[str]:
+    """The arguments for a run on the cluster."""
+    settings = {
+        "spark.executor.memory": "600m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        **conf,
+    }
+    return ["--master", cluster.master, *(f"--conf={name}={value}" for name, value in settings.items())]
+
+
+def check_tables(directory: Path) -> None:
+    """Compare the tables with plain Python over the rows that were read."""
+    jobdir = JobDir(directory)
+    progress = StepLog(jobdir.log).load()
+    n: Counter[int] = Counter()
+    total: Counter[int] = Counter()
+    # The same rows, all there at once.
+    source = ab.generator(rows=100_000_000, keys=KEYS, partitions=3, seed=5)
+    for available in source.discover({}):
+        piece = source.cut(available, progress.positions["events"].get(available.partition, 0), 1 << 60)
+        for frame in source.read(piece, lambda *bad: None):
+            for key, value in zip(frame["key"].to_list(), frame["value"].to_list(), strict=True):
+                n[key] += 1
+                total[key] += value
+    found = {row["key"]: (row["n"], row["total"]) for row in table(jobdir, "totals").to_dicts()}
+    assert found == {key: (n[key], total[key]) for key in n}
+    assert {row["n"]: row["count"] for row in table(jobdir, "sizes").to_dicts()} == Counter(n.values())
+    assert progress.input_rows == sum(n.values()) > 0
+
+
+def stores(cluster: Cluster, directory: Path, host: str) -> set[int]:
+    """The shards that a host has on its disk."""
+    job = JobDir(directory).job()["id"]
+    return {int(path.name.split("-")[1]) for path in cluster.state_dir(host).glob(f"{job}/*/shard-*")}
+
+
+def check_disks(cluster: Cluster, job: ab.Job, directory: Path, hosts: tuple[str, ...]) -> None:
+    """Every shard is on the disk of its host, and nowhere else."""
+    layout = job.layout()
+    expected: dict[str, set[int]] = {host: set() for host in HOSTS}
+    for worker in layout["workers"]:
+        expected[worker["host"]] |= set(worker["shards"])
+    assert {host for host, shards in expected.items() if shards} == set(hosts)
+    assert sum(map(len, expected.values())) == layout["shards"]
+    assert {host: stores(cluster, directory, host) for host in HOSTS} == expected
+
+
+def known(job: ab.Job) -> dict[str, dict[str, Any]]:
+    return {one["host"]: one for one in job.hosts()}
+
+
+def join(cluster: Cluster, job: ab.Job, host: str) -> None:
+    """A host joins, and is seen but not used."""
+    assert host not in known(job)
+    cluster.join(host)
+    wait_until(lambda: known(job).get(host, {}).get("alive"), f"an executor on {host}")
+    one = known(job)[host]
+    assert (one["used"], one["shards"], one["workers"]) == (False, 0, [])
+
+
+def places_of_steps(events: Path) -> dict[int, set[str]]:
+    """Where tasks of steps ran, by the number of the worker."""
+    stages: set[int] = set()
+    places: dict[int, set[str]] = defaultdict(set)
+    for line in next(events.iterdir()).read_text().splitlines():
+        event = json.loads(line)
+        # Whatever else the coordinator asks of hosts is done in the stage that made their handles, and another one.
+        if event["Event"] == "SparkListenerJobStart" and len(event["Stage IDs"]) > 2:
+            stages |= set(event["Stage IDs"])
+        elif event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in stages:
+            places[event["Task Info"]["Index"]].add(event["Task Info"]["Host"])
+    return places
+
+
+def test_a_host_that_joins_is_used_by_the_next_rescaling(tmp_path: Path) -> None:
+    directory, events = tmp_path / "job", tmp_path / "events"
+    events.mkdir()
+    record = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file://{events}",
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.eventLog.compress": "false",
+    }
+    with standalone_cluster(tmp_path / "cluster", (FIRST, SECOND)) as cluster:
+        arguments = ["--workers", "2", "--shards", "12"]
+        with running(directory, "run", *on(cluster, **record), *arguments) as run:
+            job = run.job()
+            assert [one["used"] for one in job.hosts()] == [True, True]
+            join(cluster, job, THIRD)
+            run.more_steps()
+            check_disks(cluster, job, directory, (FIRST, SECOND))
+            done = job.rescale(3, strategy="fluid", timeout=PATIENCE)
+            assert (done["state"], done["strategy"], done["to"]["hosts"]) == ("done", "fluid", list(HOSTS))
+            assert (done["shards_total"], done["shards_moved"]) == (4, 4)
+            assert done["bytes_moved"] > 0
+            assert known(job)[THIRD]["used"]
+            check_disks(cluster, job, directory, HOSTS)
+            run.more_steps()
+        assert run.events("fault") == []
+        assert {event["workers"] for event in run.events("step")} == {2, 3}
+    assert places_of_steps(events) == {worker: {host} for worker, host in enumerate(HOSTS)}
+    check_tables(directory)
+
+
+def test_hosts_are_emptied_and_shut_down(tmp_path: Path) -> None:
+    directory = tmp_path / "job"
+    with standalone_cluster(tmp_path / "cluster") as cluster:
+        with running(directory, "run", *on(cluster), "--workers", "3", "--shards", "12") as run:
+            job = run.job()
+            left = list(HOSTS)
+            for host, strategy in ((SECOND, "hot"), (FIRST, "sudden")):
+                left.remove(host)
+                done = job.rescale(remove_hosts=[host], strategy=strategy, timeout=PATIENCE)
+                assert (done["state"], done["strategy"], done["to"]["hosts"]) == ("done", strategy, left)
+                assert done["to"]["workers"] == 3
+                check_disks(cluster, job, directory, tuple(left))
+                one = known(job)[host]
+                assert (one["alive"], one["used"], one["shards"]) == (True, False, 0)
+                cluster.shut_down(host)
+                wait_until(lambda host=host: host not in known(job), f"{host} to be forgotten")
+                run.more_steps()
+        assert run.events("fault") == []
+        assert run.events("note") == []
+    check_tables(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [THIRD, FIRST], ids=["the one that gets", "one that gives"])
+def test_a_host_dies_in_the_middle_of_a_migration(tmp_path: Path, dies: str) -> None:
+    directory = tmp_path / "job"
+    left = tuple(host for host in HOSTS if host != dies)
+    with standalone_cluster(tmp_path / "cluster", (FIRST, SECOND)) as cluster:
+        with running(directory, "run", *on(cluster), "--workers", "2", "--shards", "12") as run:
+            job = run.job()
+            join(cluster, job, THIRD)
+            job.checkpoint(timeout=PATIENCE)
+            begun = job.rescale(3, strategy="fluid", budget=1024, wait=False)
+
+            def is_halfway() -> bool:
+                shown = job.status().get("migration") or begun
+                assert shown["state"] not in ("done", "failed"), shown
+                return shown["state"] == "moving" and shown["shards_moved"] > 0
+
+            wait_until(is_halfway, "the migration to be halfway")
+            cluster.lose(dies)
+            wait_until(lambda: run.events("fault"), "the loss to be noticed")
+            wait_until(lambda: job.status()["migration"]["state"] == "failed", "the rescaling to be given up")
+            run.more_steps()
+            shown = job.status()["migration"]
+            assert (shown["id"], shown["state"]) == (begun["id"], "failed")
+            assert dies in shown["error"]
+            assert job.status()["hosts"] == sorted(left)
+            check_disks(cluster, job, directory, left)
+        check_tables(directory)
+
+        # The disks of the cluster are not seen from here: all comes from the last checkpoint.
+        with running(directory, "embedded", "--workers", "2", "--hosts", "2") as run:
+            run.more_steps()
+            assert ab.Job(directory).status()["hosts"] == ["host-0", "host-1"]
+        assert run.events("fault") == []
+        check_tables(directory)
+
+        other = "127.0.0.5"
+        cluster.shut_down(left[0])
+        cluster.join(other)
+        with running(directory, "others", *on(cluster), "--workers", "4") as run:
+            job = run.job()
+            assert job.status()["hosts"] == sorted((left[1], other))
+            job.rescale(2, hosts=[other], timeout=PATIENCE)
+            run.more_steps()
+            assert stores(cluster, directory, left[1]) == set()
+            assert stores(cluster, directory, other) == set(range(12))
+        assert run.events("fault") == []
+    check_tables(directory)
