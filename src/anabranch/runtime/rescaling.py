@@ -430,6 +430,10 @@ class Rescaler:
         if current.cancelled and not current.begun:
             current.end("cancelled")
             return
+        if placement.intent != current.intent:
+            # It was cancelled meanwhile, and what was prepared leads to the other end.
+            self._next_leg(current, standing)
+            return
         sizes = self.sizes
         current.left = {}
         current.arriving = {}

@@ -1,0 +1,221 @@
+"""Rescalings that turn back, lose their coordinator, or both, at any moment: without Spark, step by step.
+
+After every step the placement is a valid one, made of stores that are there; in the end it is the layout of before, or the
+one that was wished for, and there are no other stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.errors import ConfigError
+from anabranch.log.steplog import Progress
+from anabranch.model.ids import Epoch, HostId, Incarnation, ShardId, Step
+from anabranch.model.layout import Layout, initial_layout
+from anabranch.model.placement import Copy, Placement
+from anabranch.model.sharding import DynamicSharding
+from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.rescaling import Rescaler
+from anabranch.runtime.settings import Settings
+from anabranch.runtime.standing import Standing
+from anabranch.runtime.targets import RescaleRequest
+
+A, B, C = HOSTS = tuple(map(HostId, "abc"))
+SHARDING = DynamicSharding(1 / 2)
+"""One worker has 2 shards, three make do with 4, five have 16."""
+MOST = 80
+"""Moments within which any rescaling here ends."""
+WAYS = {
+    "out": (2, (A, B), RescaleRequest(3, (A, B, C), "fluid", 1024)),
+    "in": (3, (A, B, C), RescaleRequest(2, (B,), "batched")),
+    "across": (2, (A, B), RescaleRequest(2, (C,), "sudden")),
+    "copied": (2, (A, B), RescaleRequest(2, (B, C), "hot")),
+    "split": (1, (A,), RescaleRequest(5, (A, B, C), "sudden")),
+    "split elsewhere": (1, (A,), RescaleRequest(5, (B, C), "hot")),
+    "merged": (5, (A, B, C), RescaleRequest(1, (B,), "batched")),
+}
+
+
+Disk = dict[tuple[HostId, ShardId, int], Incarnation]
+"""The stores there are, each at a path of its own."""
+
+
+def store(copy: Copy) -> tuple[HostId, ShardId, int]:
+    return copy.host, copy.shard, copy.generation
+
+
+def stores(placement: Placement) -> Disk:
+    return {store(copy): copy.incarnation for copy in placement.copies()}
+
+
+class Hands:
+    """In the place of a carrier: what it is asked for has happened when it is looked at for the second time."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.waiting: list[tuple[Callable[[Any], None], Any]] = []
+        self.ready: list[tuple[Callable[[Any], None], Any]] = []
+
+    def prepare(self, spec: Any, final: Any, then: Callable[[Any], None]) -> None:
+        sizes = {copy.slot: 3000 for copy in spec.placement.copies()}
+        self.waiting.append((then, [sizes]))
+
+    def copy(self, standing: Any, pairs: Any, since: Any, then: Callable[[Any], None]) -> None:
+        for _, target, _, _ in pairs:
+            self.disk[store(target)] = target.incarnation
+        self.waiting.append((then, 1))
+
+    def drop(self, copies: Any, then: Callable[[Any], None]) -> None:
+        for copy in copies:
+            if self.disk.get(store(copy)) == copy.incarnation:
+                del self.disk[store(copy)]
+        self.waiting.append((then, None))
+
+    def poll(self) -> None:
+        ready, self.ready, self.waiting = self.ready, self.waiting, []
+        for then, answer in ready:
+            future: Future[Any] = Future()
+            future.set_result(answer)
+            then(future)
+
+    def drain(self) -> None:
+        self.waiting, self.ready = [], []
+
+    def keep_handles(self, workers: Any) -> None:
+        pass
+
+
+class Bench:
+    """A flow whose steps do nothing but what a rescaler wants of them."""
+
+    def __init__(self, root: Path, workers: int, hosts: tuple[HostId, ...]) -> None:
+        self.root = root
+        self.origin = initial_layout(workers, hosts, SHARDING)
+        incarnations = (0,) * len(self.origin.shards)
+        self.standing = Standing(
+            "job", Epoch(1), Placement(self.origin, incarnations), Progress(), Step(0), str(root), str(root)
+        )
+        self.disk = stores(self.standing.placement)
+        self.lose_coordinator()
+
+    def lose_coordinator(self) -> None:
+        """Another one takes over, which knows what is in the placement and nothing else, and sweeps."""
+        self.disk = {path: age for path, age in self.disk.items() if path in stores(self.standing.placement)}
+        notes: list[str] = []
+        hands: Any = Hands(self.disk)
+        self.rescaler = Rescaler(Settings(), JobDir(self.root), hands, lambda: [*HOSTS], notes.append)
+        self.rescaler.resume(self.standing)
+
+    def moment(self) -> None:
+        """What the step loop does between two looks at its inbox, and a step."""
+        self.rescaler.poll(self.standing)
+        moves = self.rescaler.next_moves(self.standing, snapshot=False)
+        if moves is not None:
+            moves.placement.validate()
+            assert moves.placement.version > self.standing.placement.version
+            for moving in moves.moving:
+                assert self.disk[store(moving.source)] == moving.source.incarnation
+                self.disk[store(moving.target)] = moving.target.incarnation
+            self.standing.placement = moves.placement
+        assert stores(self.standing.placement).items() <= self.disk.items()
+        self.standing.progress.next_step = Step(self.standing.progress.next_step + 1)
+        self.rescaler.committed(self.standing, 0.1, [])
+
+    @property
+    def over(self) -> bool:
+        return not self.rescaler.active and not self.rescaler.queue
+
+    def run_to_its_end(self) -> None:
+        for _ in range(MOST):
+            if self.over:
+                break
+            self.moment()
+        assert self.over, self.rescaler.summary()
+        assert self.standing.placement.settled
+        assert self.disk == stores(self.standing.placement)
+
+    def is_in(self, layout: Layout) -> bool:
+        found = self.standing.layout
+        return (found.workers, found.shards) == (layout.workers, layout.shards)
+
+
+def begin(root: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> tuple[Bench, Layout]:
+    monkeypatch.setattr(JobDir, "sharding", lambda self: SHARDING)
+    monkeypatch.setattr(JobDir, "write_layout", lambda *record: None)
+    workers, hosts, wish = WAYS[way]
+    bench = Bench(root, workers, hosts)
+    bench.rescaler.ask(wish, bench.standing)
+    assert bench.rescaler.current is not None
+    return bench, bench.rescaler.current.target
+
+
+def length(root: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> int:
+    """The moments that a rescaling takes when nothing happens to it."""
+    bench, target = begin(root, monkeypatch, way)
+    moments = 0
+    while not bench.over:
+        bench.moment()
+        moments += 1
+    assert bench.is_in(target)
+    return moments
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_turning_back_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    for at in range(length(tmp_path, monkeypatch, way)):
+        bench, target = begin(tmp_path, monkeypatch, way)
+        for _ in range(at):
+            bench.moment()
+        wanted = bench.origin
+        try:
+            bench.rescaler.cancel()
+        except ConfigError:
+            # Nothing was left to be turned back but the last step.
+            assert bench.rescaler.current is not None
+            assert bench.rescaler.current.finishing
+            wanted = target
+        bench.run_to_its_end()
+        assert bench.is_in(wanted), at
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_losing_the_coordinator_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    for at in range(length(tmp_path, monkeypatch, way)):
+        bench, target = begin(tmp_path, monkeypatch, way)
+        for _ in range(at):
+            bench.moment()
+        wanted = bench.origin if bench.standing.placement.settled else target
+        bench.lose_coordinator()
+        bench.run_to_its_end()
+        assert bench.is_in(wanted), at
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_turning_back_and_losing_the_coordinator_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    for at in range(length(tmp_path, monkeypatch, way)):
+        for later in range(1, MOST):
+            bench, target = begin(tmp_path, monkeypatch, way)
+            for _ in range(at):
+                bench.moment()
+            try:
+                bench.rescaler.cancel()
+            except ConfigError:
+                break
+            for _ in range(later):
+                bench.moment()
+            if bench.over:
+                break
+            intent = bench.standing.placement.intent
+            bench.lose_coordinator()
+            bench.run_to_its_end()
+            wanted = target if intent is not None and not intent.cancelled else bench.origin
+            assert bench.is_in(wanted), (at, later)
