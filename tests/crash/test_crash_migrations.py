@@ -61,10 +61,11 @@ CHANGES = {
     "turned": Change(2, (H1,), "fluid", budget=1024, cancelled=True),
     "hot": Change(2, (H0, H1), "hot", copies=True),
     "split": Change(5, HOSTS, "batched", copies=True),
+    "merged-turned": Change(1, (H0,), "batched", cancelled=True, copies=True),
     "merged": Change(1, (H2,), "sudden", copies=True),
     "split-turned": Change(5, HOSTS, "sudden", cancelled=True, copies=True),
 }
-"""From one worker on the first host on, in any order that has `merged` behind `split`: each moves shards between hosts.
+"""From one worker on the first host on, in this order: each moves shards between hosts.
 Two workers make do with the 16 shards of one; five have 128."""
 
 MOVES = ("move.collected", "move.sent", "move.acquired", "drop.renamed")
@@ -165,7 +166,8 @@ class Play:
     def change(self, name: str) -> None:
         """One change, with a death on its way."""
         change, before, steps = CHANGES[name], self.placement(), len(self.harvest)
-        most = 1 if self.point in ONCE else 6
+        # One that turns back soon has moved little.
+        most = 1 if self.point in ONCE else 2 if change.cancelled else 6
         for passage in range(Random(f"{SEED} {self.point} {name}").randint(1, most)):
             (self.left / str(passage)).touch()
         self.ask(change)
