@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -17,11 +18,14 @@ from anabranch.spark import failure
 from anabranch.spark.asking import Ask, guarded, in_order
 from anabranch.spark.blob import decode
 from anabranch.spark.dag import Dag, Exchanging
+from anabranch.spark.placement import HostWatch, NoWatch
 from anabranch.spark.ship import ShippedPlan
 from anabranch.spark.spec import Report, StepSpec
 from anabranch.spark.stage import run_stage
 
 log = logging.getLogger(__name__)
+_OVERLAP = 0.05
+"""Seconds that a task takes which is only there so that its process is."""
 T = TypeVar("T")
 
 
@@ -44,6 +48,7 @@ class StepRunner:
         """By the hosts of workers.  Replaced and never changed, since another thread may prepare some."""
         self._changing = threading.Lock()
         self._sweeper: threading.Thread | None = None
+        self._watch = HostWatch(context) if placed else NoWatch()
 
     def run(self, spec: StepSpec) -> list[Report]:
         """Run one attempt of a step.
@@ -52,7 +57,8 @@ class StepRunner:
             AnabranchError: what a task raised; StepAborted when Spark itself failed the job.  Nothing of
                 the step is visible then, and it may be run again under a higher attempt.
         """
-        answers = guarded(spec, lambda: self._stages(spec))
+        with self._watch.over(spec.layout.hosts):
+            answers = guarded(spec, lambda: self._stages(spec))
         reports = [Report.from_wire(wire) for data in answers for wire in decode(data).reports]
         if log.isEnabledFor(logging.DEBUG):
             for report in reports:
@@ -77,7 +83,7 @@ class StepRunner:
         Raises:
             AnabranchError: Spark failed the job, as it does when one of the hosts is lost.
         """
-        guarded(spec, lambda: self._make_handles(workers))
+        guarded(spec, lambda: self._dag.collect(self._make_handles(workers), _Warm(self._plan)))
 
     def keep_handles(self, workers: tuple[HostId, ...]) -> None:
         """Let go of the handles of all other layouts."""
@@ -98,6 +104,7 @@ class StepRunner:
         """Release what this runner holds in Spark; the context stays."""
         if self._sweeper is not None:
             self._sweeper.join()
+        self._watch.close()
         self.forget_handles()
         self._plan.release()
 
@@ -152,6 +159,23 @@ class _Stage:
             yield from run_stage(self.plan.plan(), self.spec, self.stage, WorkerId(partition), arrived)
         except AnabranchError as error:
             raise failure.wrap(error) from error
+
+
+class _Warm:
+    """Has every worker's process there, with the plan loaded, before the first step that needs it.
+
+    A process is forked where a task finds none that is idle, so the tasks have to overlap.
+    """
+
+    def __init__(self, plan: ShippedPlan) -> None:
+        self.plan = plan
+
+    def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
+        for _ in blobs:
+            pass
+        self.plan.plan()
+        time.sleep(_OVERLAP)
+        return iter(())
 
 
 class _Last:
