@@ -12,7 +12,7 @@ from anabranch.errors import ConfigError, JobDirError
 from anabranch.model.ids import HostId, ShardId
 from anabranch.model.layout import DynamicSharding, FixedSharding, Layout
 from anabranch.model.placement import Placement
-from anabranch.runtime.hosts import starting_placement
+from anabranch.runtime.hosts import RollCall, find_hosts, starting_placement, wait_for_hosts
 from anabranch.runtime.settings import Settings
 
 
@@ -96,3 +96,33 @@ def test_shards_stay_on_their_host_and_are_even_there(hosts: int, workers: list[
             loads = [len(after.shards_of(worker)) for worker in after.workers_of(host)]
             assert max(loads) - min(loads) <= 1
         layout = after
+
+
+class TestRollCall:
+    """Hosts that do not come are waited for once."""
+
+    @pytest.fixture
+    def waited(self, monkeypatch: pytest.MonkeyPatch) -> list[set[HostId]]:
+        asked: list[set[HostId]] = []
+
+        def wait(context: object, wanted: set[HostId]) -> list[str]:
+            asked.append(wanted)
+            return ["host-0", "host-1"]
+
+        monkeypatch.setattr("anabranch.runtime.hosts._wait_for_executors", wait)
+        return asked
+
+    def test_a_recovery_does_not_wait_again(self, waited: list[set[HostId]]) -> None:
+        before = Placement(start(None, 3, workers=3), (0,) * 16)
+        cluster = Settings(master="spark://there:7077")
+        roll = RollCall(None)  # type: ignore[arg-type]
+        assert not wait_for_hosts(roll, cluster, before.layout)
+        assert find_hosts(roll, cluster, before) == names(2)
+        assert waited == [set(names(3)), set(names(2))]
+        # But the next time it is patient.
+        assert find_hosts(roll, cluster, before) == names(2)
+        assert waited[-1] == set(names(3))
+
+    def test_embedded_nobody_waits(self, waited: list[set[HostId]]) -> None:
+        assert wait_for_hosts(RollCall(None), Settings(), start(None, 3, workers=3))  # type: ignore[arg-type]
+        assert waited == []

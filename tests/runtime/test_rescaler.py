@@ -178,8 +178,10 @@ def test_handles_that_cannot_be_made_are_our_error() -> None:
         def handles(self, *which: Any) -> Any:
             raise Py4JError("lost")
 
+        collect = handles
+
     runner = object.__new__(StepRunner)
-    runner._dag, runner._handles, runner.placed = Dag(), {}, True  # type: ignore[assignment]
+    runner._dag, runner._plan, runner._handles, runner.placed = Dag(), None, {}, True  # type: ignore[assignment]
     spec: Any = type("Spec", (), {"step": 3})()
     with pytest.raises(StepAborted, match="step 3"):
         runner.prepare(spec, (A, B))

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pyspark import SparkContext
-
 from anabranch import crash
 from anabranch.errors import (
     AnabranchError,
@@ -24,7 +22,7 @@ from anabranch.model.ids import Attempt, Step
 from anabranch.model.layout import Layout
 from anabranch.protocol.faults import Failed, Faults, GiveUp, Isolate, Kind, Progressed, Recover, RetryStep
 from anabranch.protocol.faults import Settings as FaultSettings
-from anabranch.runtime.hosts import wait_for_hosts
+from anabranch.runtime.hosts import RollCall, wait_for_hosts
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.standing import Moves, Standing
 from anabranch.spark.crumbs import clear_crumbs
@@ -45,11 +43,9 @@ class MustRecover(Exception):
 class Attempts:
     """Runs steps of one run, and obeys the machine that knows what to do about faults."""
 
-    def __init__(
-        self, runner: StepRunner, context: SparkContext, settings: Settings, on_fault: OnFault
-    ) -> None:
+    def __init__(self, runner: StepRunner, roll: RollCall, settings: Settings, on_fault: OnFault) -> None:
         self.runner = runner
-        self.context = context
+        self.roll = roll
         self.settings = settings
         self.on_fault = on_fault
         self.repeated = False
@@ -135,7 +131,7 @@ class Attempts:
 
     def _pause(self, seconds: float, layout: Layout) -> None:
         time.sleep(seconds)
-        if not wait_for_hosts(self.context, self.settings, layout):
+        if not wait_for_hosts(self.roll, self.settings, layout):
             raise MustRecover
         self.runner.forget_handles()
 

@@ -22,14 +22,33 @@ _SETTLE = 1.0
 _PATIENCE = 30.0
 
 
-def find_hosts(context: SparkContext, settings: Settings, before: Placement | None) -> list[HostId]:
+class RollCall:
+    """Which hosts of a cluster are there.  One that a step has waited for in vain, the recovery behind it does not wait for
+    again: nobody should have to be patient twice."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+        self._gone: set[HostId] = set()
+
+    def missing(self, wanted: set[HostId]) -> set[HostId]:
+        """Wait for hosts; those that have not come."""
+        self._gone = wanted - set(_wait_for_executors(self._context, wanted))
+        return self._gone
+
+    def present(self, wanted: set[HostId]) -> list[str]:
+        """All hosts there are, when those wanted have come, or will not."""
+        gone, self._gone = self._gone, set()
+        return _wait_for_executors(self._context, wanted - gone)
+
+
+def find_hosts(roll: RollCall, settings: Settings, before: Placement | None) -> list[HostId]:
     """The hosts to run on: logical ones when embedded, else the machines of the cluster's executors."""
     if settings.embedded:
         if before is None or (settings.hosts is not None and settings.hosts != len(aim(before).hosts)):
             return logical_hosts(settings.hosts or 1)
         return sorted(set(before.layout.workers))
     wanted = set(before.layout.workers) if before is not None else set()
-    hosts = _wait_for_executors(context, wanted)
+    hosts = roll.present(wanted)
     if not hosts:
         raise ConfigError(
             f"the Spark cluster gave no executors within {_PATIENCE:.0f} s; is a worker running there?"
@@ -94,14 +113,13 @@ def _first_layout(hosts: Sequence[HostId], settings: Settings, sharding: Shardin
     return initial_layout(workers, hosts, sharding)
 
 
-def wait_for_hosts(context: SparkContext, settings: Settings, layout: Layout) -> bool:
+def wait_for_hosts(roll: RollCall, settings: Settings, layout: Layout) -> bool:
     """After a fault: wait for every host of the layout to have an executor; Spark starts lost ones anew.
 
     Returns:
         Whether they all have.
     """
-    wanted = set(layout.workers)
-    return settings.embedded or wanted <= set(_wait_for_executors(context, wanted))
+    return settings.embedded or not roll.missing(set(layout.workers))
 
 
 def _same_hosts(before: Layout, workers: int) -> Layout:

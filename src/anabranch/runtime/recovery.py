@@ -27,8 +27,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pyspark import SparkContext
-
 from anabranch import crash
 from anabranch.connect.inputlog import is_whole
 from anabranch.errors import CorruptError, JobDirError
@@ -40,7 +38,7 @@ from anabranch.model.placement import Placement, anew, next_version
 from anabranch.protocol.coordinator import Fail
 from anabranch.protocol.fleet import AskVersions, Command, Fleet, OpenAll, RunStep
 from anabranch.protocol.versions import LIVE, Version
-from anabranch.runtime.hosts import find_hosts, starting_placement
+from anabranch.runtime.hosts import RollCall, find_hosts, starting_placement
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.standing import Standing
@@ -69,14 +67,14 @@ class Recovery:
         jobdir: JobDir,
         steplog: StepLog,
         runner: StepRunner,
-        context: SparkContext,
+        roll: RollCall,
         note: Callable[[str], None],
     ) -> None:
         self.settings = settings
         self.jobdir = jobdir
         self.steplog = steplog
         self.runner = runner
-        self.context = context
+        self.roll = roll
         self.note = note
         self.versions = Versions(jobdir.checkpoints)
         self.plan = plan
@@ -144,7 +142,7 @@ class Recovery:
             return next_version(anew(before, replace(target, version=before.version)), target)
         settings = self.settings if first else replace(self.settings, workers=None, hosts=None)
         return starting_placement(
-            find_hosts(self.context, settings, before), settings, before, self.jobdir.sharding()
+            find_hosts(self.roll, settings, before), settings, before, self.jobdir.sharding()
         )
 
     def _open_newest(
@@ -281,7 +279,7 @@ class Recovery:
         standing.progress.markers = fitting_markers(manifest, shards)
         lost = [ShardId(shard) for shard in range(shards) if shard not in survivors]
         if found:
-            self._say_lost(version, lost, found, manifest)
+            self._say_lost(version, lost, shards, found, manifest)
         incarnations = list(standing.incarnations)
         for shard in lost if found else ():
             incarnations[shard] = max(incarnations[shard] + 1, standing.epoch)
@@ -298,13 +296,13 @@ class Recovery:
             self.runner.on_workers(spec, partial(roll_back_worker, shards=frozenset(survivors)))
 
     def _say_lost(
-        self, version: Version, lost: list[ShardId], found: list[ShardFound], manifest: Manifest
+        self, version: Version, lost: list[ShardId], of: int, found: list[ShardFound], manifest: Manifest
     ) -> None:
         reasons = [one.detail for one in found if one.detail]
         why = f" ({reasons[0]})" if reasons else ""
         what = "the beginning" if version.number == 0 else f"checkpoint {version.number}"
         self.note(
-            f"recovering from {what}, before step {manifest.step}: {len(lost)} of {len(found)} shards are rebuilt{why}"
+            f"recovering from {what}, before step {manifest.step}: {len(lost)} of {of} shards are rebuilt{why}"
         )
 
 

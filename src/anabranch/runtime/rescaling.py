@@ -196,7 +196,7 @@ class Rescaler:
                 gone = {*current.origin.hosts, *current.target.hosts} - {*there}
                 current.end(
                     "failed",
-                    f"lost {', '.join(sorted(gone))}; the flow goes on on {', '.join(sorted(there))}",
+                    f"lost {', '.join(sorted(gone))}; the flow goes on with {', '.join(sorted(there))}",
                 )
                 self.note(f"rescaling {current.number} was given up: {current.error}")
             elif current.state != "stopping":

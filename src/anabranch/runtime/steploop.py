@@ -39,6 +39,7 @@ from anabranch.runtime.carrying import Carrier
 from anabranch.runtime.checkpointer import Checkpointer
 from anabranch.runtime.commands import obey
 from anabranch.runtime.commit import commit_record, sum_outputs, sum_touched
+from anabranch.runtime.hosts import RollCall
 from anabranch.runtime.observe import StepDone
 from anabranch.runtime.outputs import discard_attempts, publish
 from anabranch.runtime.planner import Backlog
@@ -76,8 +77,9 @@ class StepLoop:
         settings, plan = coordinator.settings, coordinator.plan
         placed = not settings.embedded
         self.runner = StepRunner(context, plan, placed)
-        self.attempts = Attempts(self.runner, context, settings, self._fault)
-        self.recovery = Recovery(plan, settings, self.jobdir, self.log, self.runner, context, self._note)
+        roll = RollCall(context)
+        self.attempts = Attempts(self.runner, roll, settings, self._fault)
+        self.recovery = Recovery(plan, settings, self.jobdir, self.log, self.runner, roll, self._note)
         self.checkpointer = Checkpointer(
             settings,
             self.jobdir,
