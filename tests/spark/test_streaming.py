@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,23 @@ from inprocess import InProcess
 from richflow import build, write_input
 
 import anabranch as ab
-from anabranch.flow.plan import Plan, make_plan
+from anabranch.flow.plan import Channel, Plan, make_plan
 from anabranch.model.ids import OperatorId
 from anabranch.spark import streaming
 
 EMPTY = pl.DataFrame(schema={"n": pl.Int64()})
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "_crowded", {})
+
+
+def stream_of(*channels: int, ordered: bool = False) -> streaming.Stream:
+    made = [Channel(n, "exchange", OperatorId("by"), 0, 1, ("n",), OperatorId("sum")) for n in channels]
+    return streaming.Stream(
+        "flow", ordered, (), tuple((one, OperatorId("rows")) for one in made), frozenset()
+    )
 
 
 @given(st.lists(st.integers(0, 12), max_size=8), st.one_of(st.none(), st.integers(1, 9)))
@@ -28,18 +39,26 @@ def test_batches_hold_the_rows_in_turn(heights: list[int], limit: int | None) ->
         pl.DataFrame({"n": range(end - height, end)}, schema=EMPTY.schema)
         for height, end in zip(heights, ends, strict=True)
     ]
-    found = list(streaming.batches(iter(frames), limit, EMPTY))
+    batches = streaming.Batches(stream_of(0), iter(frames), EMPTY)
+    batches.limit = limit
+    found = list(batches)
     assert pl.concat(found).get_column("n").to_list() == list(range(sum(heights)))
     assert all(batch.n_chunks() == 1 for batch in found)
     if limit is None:
         assert len(found) == 1
     else:
         assert all(batch.height <= limit for batch in found)
-        # Two neighbours would not have fit into one: small files make no more batches than they must.
-        assert all(a.height + b.height > limit for a, b in pairwise(found))
 
 
-def test_a_batch_is_given_away_before_more_is_read() -> None:
+def test_small_frames_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "BATCH", 10)
+    frames = [pl.DataFrame({"n": range(height)}) for height in (3, 3, 3, 3, 25, 1)]
+    found = [batch.height for batch in streaming.Batches(stream_of(0), frames, EMPTY)]
+    assert found == [9, 3, 10, 10, 6]
+
+
+def test_a_batch_is_given_away_before_more_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "BATCH", 3)
     read = 0
 
     def frames() -> Any:
@@ -48,9 +67,41 @@ def test_a_batch_is_given_away_before_more_is_read() -> None:
             read += 1
             yield pl.DataFrame({"n": [1, 2, 3]})
 
-    batches = streaming.batches(frames(), 3, EMPTY)
-    next(batches)
+    next(iter(streaming.Batches(stream_of(0), frames(), EMPTY)))
     assert read <= 2
+
+
+def test_rows_stay_together_where_order_counts_or_nothing_is_added_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streaming, "BATCH", 3)
+    frame = pl.DataFrame({"n": range(10)})
+    for stream in (stream_of(), stream_of(0, ordered=True)):
+        assert [batch.height for batch in streaming.Batches(stream, [frame], EMPTY)] == [10]
+
+
+def heights(rows: int, keys: dict[int, int]) -> list[int]:
+    """The batches of a step whose channels have as many keys each."""
+    stream = stream_of(*keys)
+    batches = streaming.Batches(stream, [pl.DataFrame({"n": range(rows)})], EMPTY)
+    found = []
+    for batch in batches:
+        found.append(batch.height)
+        for channel, _ in stream.aggregates:
+            batches.learn(channel, batch, batch.head(keys[channel.number]))
+    return found
+
+
+def test_the_rest_and_the_next_steps_are_taken_at_once_where_keys_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streaming, "BATCH", 16)
+    assert heights(64, {0: 2}) == [16] * 4
+    assert heights(64, {0: 3, 1: 1}) == [16, 48]
+    assert heights(64, {0: 3, 1: 1}) == [64]
+    assert heights(4, {0: 4, 1: 1}) == [4]
+    assert heights(64, {0: 2, 1: 1}) == [64]
+    assert heights(64, {0: 2, 1: 1}) == [16] * 4
 
 
 def plan_of(root: Path, shape: Any) -> tuple[Plan, streaming.Stream]:
@@ -85,9 +136,9 @@ def test_what_an_output_a_union_or_a_join_takes_is_kept(tmp_path: Path) -> None:
     assert [operator for _, operator in stream.aggregates] == ["rows"]
 
 
-@pytest.mark.parametrize("batch", [1, 7, 50])
+@pytest.mark.parametrize(("batch", "shrinks"), [(1, 0), (7, 0), (7, 2), (50, 8)])
 def test_the_same_bits_whatever_the_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, shrinks: int
 ) -> None:
     write_input(tmp_path / "in", seed=11)
     flow = build(tmp_path / "in")
@@ -97,6 +148,7 @@ def test_the_same_bits_whatever_the_batch(
         seen = []
         for job, size in zip(jobs, (1 << 30, batch, batch), strict=True):
             monkeypatch.setattr(streaming, "BATCH", size)
+            monkeypatch.setattr(streaming, "_SHRINKS", shrinks)
             commit = job.commit(slices, job.attempt(slices))
             seen.append({name: (out["rows"], out["hash"]) for name, out in commit["outputs"].items()})
         assert seen[0] == seen[1] == seen[2]

@@ -170,11 +170,10 @@ class _StageRun:
         """Read an input and run the row by row operators behind it, a batch at a time (see `streaming.py`)."""
         stream = streaming.behind(planned, self.plan)
         self.streamed.update((planned.node.id, *(one.node.id for one in stream.operators)))
-        # Order numbers the rows of a whole piece, and without aggregates the batches would only be put together again.
-        limit = streaming.BATCH if stream.aggregates and not planned.ordered else None
         kept: dict[OperatorId, list[pl.DataFrame]] = {operator: [] for operator in stream.whole}
         partials: dict[int, list[pl.DataFrame]] = {channel.number: [] for channel, _ in stream.aggregates}
-        for batch in streaming.batches(self._read(planned), limit, _empty(planned)):
+        batches = streaming.Batches(stream, self._read(planned), _empty(planned))
+        for batch in batches:
             frames = {planned.node.id: batch}
             for one in stream.operators:
                 with self._telling_step():
@@ -183,7 +182,9 @@ class _StageRun:
                 pieces.append(frames[operator])
             for channel, operator in stream.aggregates:
                 if not frames[operator].is_empty():
-                    partials[channel.number].append(self._combiner(channel).partial(frames[operator]))
+                    partial = self._combiner(channel).partial(frames[operator])
+                    partials[channel.number].append(partial)
+                    batches.learn(channel, batch, partial)
         for operator, pieces in kept.items():
             self.frames[operator] = streaming.together(pieces)
         for channel, _ in stream.aggregates:
