@@ -21,14 +21,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from anabranch.model.batch import WEIGHT
 from anabranch.model.ids import PartitionId
 from anabranch.storage import Storage
+
+_ONES = 1 << 20
 
 OnBad = Callable[[str, str, str], None]
 """`on_bad(where, record, reason)` either raises `RecordError`, which stops the step, or notes a dead
@@ -184,7 +188,15 @@ def frame_schema(schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
 
 def with_weight(frame: pl.DataFrame) -> pl.DataFrame:
     """A frame of plain records as a batch in which each has weight +1."""
-    return frame.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
+    if frame.height > _ONES:
+        return frame.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
+    return frame.with_columns(_ones().head(frame.height))
+
+
+@lru_cache(maxsize=1)
+def _ones() -> pl.Series:
+    """One column for all frames: filling a fresh one for each costs more in page faults than hashing its rows does."""
+    return pl.Series(WEIGHT, np.ones(_ONES, dtype=np.int64))
 
 
 def even_bounds(start: int, end: int, parts: int) -> list[tuple[int, int]]:

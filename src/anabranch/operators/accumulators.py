@@ -1,7 +1,8 @@
 """What a group remembers of a column, and how rows, partials and stored records become the next record.
 
-An accumulator is a commutative sum: `partial` adds rows up where they are made, `update` adds partials to
-what is stored.  Both are exact, so a record depends on the rows alone and never on their order or place.
+An accumulator is a commutative sum: `partial` adds rows up where they are made, `combine` adds up partials there,
+`update` adds partials to what is stored.  All are exact, so a record depends on the rows alone and never on their
+order or place.
 """
 
 from __future__ import annotations
@@ -44,9 +45,31 @@ class Rows:
 
     def scatter(self, index: I64, values: I64) -> I64:
         """Add `values` up by group."""
-        sums = np.zeros(self.groups.count, dtype=np.int64)
-        np.add.at(sums, index, values)
-        return sums
+        return scatter(index, self.groups.count, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """Partials of several batches, before the exchange."""
+
+    frame: pl.DataFrame
+    groups: Groups
+
+    def total(self, column: str) -> I64:
+        """The sum of an Int64 column by group; wraps around at 2⁶³, as its parts do."""
+        return scatter(self.groups.index, self.groups.count, self.frame.get_column(column).to_numpy())
+
+    def packed(self, column: str) -> tuple[Packed, I64]:
+        """A column of packed sums, in the order of groups, and the group of each."""
+        order = np.argsort(self.groups.index, kind="stable")
+        return Packed.from_series(self.frame.get_column(column)[order]), self.groups.index[order]
+
+
+def scatter(index: I64, count: int, values: I64) -> I64:
+    """Add `values` up by group."""
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, index, values)
+    return sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +103,10 @@ class Accumulator(ABC):
     @abstractmethod
     def partial(self, rows: Rows) -> dict[str, pl.Series]:
         """Columns of the partials, one row a group; their names begin with `__p_`."""
+
+    @abstractmethod
+    def combine(self, partials: Partials) -> dict[str, pl.Series]:
+        """The columns of `partial`, of several partials added up: one row a group."""
 
     @abstractmethod
     def update(self, touched: Touched, old: Stored) -> Stored:
@@ -143,6 +170,23 @@ class IntegerSum(_Sum):
             self._wide: wide.to_series(),
         }
 
+    def combine(self, partials: Partials) -> dict[str, pl.Series]:
+        groups = partials.groups
+        sums = partials.frame.get_column(self._sum).to_numpy()
+        longest = int(np.bincount(groups.index).max(initial=1))
+        largest = max(-int(sums.min(initial=0)), int(sums.max(initial=0)))
+        if not partials.frame.get_column(self._wide).list.len().sum() and largest * longest <= _INT64_MAX:
+            total, wide = partials.total(self._sum), Packed.zeros(groups.count)
+        else:
+            own = sum_integers(groups.index, groups.count, sums, None)
+            total = np.zeros(groups.count, dtype=np.int64)
+            wide = merge(groups.count, [(own, np.arange(groups.count)), partials.packed(self._wide)])
+        return {
+            self._weight: pl.Series(partials.total(self._weight)),
+            self._sum: pl.Series(total),
+            self._wide: wide.to_series(),
+        }
+
     def update(self, touched: Touched, old: Stored) -> Stored:
         new = np.empty_like(old.fixed)
         new["n"] = self._count(touched, old)
@@ -194,6 +238,10 @@ class _LimbSum(_Sum):
         column, index, weights, counts = self._present(rows)
         sums = self._pack(column, index, rows.groups.count, weights)
         return {self._weight: pl.Series(counts), self._wide: sums.to_series()}
+
+    def combine(self, partials: Partials) -> dict[str, pl.Series]:
+        sums = merge(partials.groups.count, [partials.packed(self._wide)])
+        return {self._weight: pl.Series(partials.total(self._weight)), self._wide: sums.to_series()}
 
     @abstractmethod
     def _pack(self, column: pl.Series, index: I64, count: int, weights: I64 | None) -> Packed: ...

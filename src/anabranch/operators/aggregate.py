@@ -31,6 +31,7 @@ from anabranch.operators.accumulators import (
     DecimalSum,
     FloatSum,
     IntegerSum,
+    Partials,
     Rows,
     Stored,
     Touched,
@@ -105,6 +106,15 @@ class AggregateKernel:
         columns = {_TOTAL: pl.Series(totals, dtype=pl.Int64)}
         for accumulator in self._accumulators:
             columns.update(accumulator.partial(rows))
+        return groups.keys.with_columns(column.alias(name) for name, column in columns.items())
+
+    def combine(self, partials: pl.DataFrame) -> pl.DataFrame:
+        """One row for each key of all batches."""
+        groups = group_rows(partials, self._keys)
+        parts = Partials(partials, groups)
+        columns = {_TOTAL: pl.Series(parts.total(_TOTAL))}
+        for accumulator in self._accumulators:
+            columns.update(accumulator.combine(parts))
         return groups.keys.with_columns(column.alias(name) for name, column in columns.items())
 
     def process(self, inputs: Sequence[pl.DataFrame], state: KeyedState, context: Context) -> pl.DataFrame:

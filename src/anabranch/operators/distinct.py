@@ -35,6 +35,9 @@ class DistinctKernel:
             return frame.select(*self.output_schema, WEIGHT)
         return consolidate(canonical(frame.select(*self.output_schema, WEIGHT)))
 
+    def combine(self, partials: pl.DataFrame) -> pl.DataFrame:
+        return self.partial(partials)
+
     def process(self, inputs: Sequence[pl.DataFrame], state: KeyedState, context: Context) -> pl.DataFrame:
         frame = canonical(inputs[0].select(*self.output_schema, WEIGHT, HASH))
         delta = fold(frame, self._codec.encode(frame))

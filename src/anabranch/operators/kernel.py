@@ -122,7 +122,14 @@ class Combining(Protocol):
         """Rows (with the key's columns and `__weight`, without `__hash`) to partials.
 
         Partials carry the key's columns and whatever `process` needs; never more rows
-        than came in.  Partials of partials never occur.
+        than came in.
+        """
+        ...
+
+    def combine(self, partials: pl.DataFrame) -> pl.DataFrame:
+        """The partials of several batches, one below the other, to partials of all their rows.
+
+        `process` gives the same bits for either, however rows were cut into batches.
         """
         ...
 

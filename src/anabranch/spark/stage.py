@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import polars as pl
@@ -28,6 +29,7 @@ from anabranch.model.hashing import hash_columns, shard_of, zset_hash
 from anabranch.model.ids import OperatorId, WorkerId
 from anabranch.operators.kernel import Combining, Context, DeadLetter, Guard
 from anabranch.operators.userfn import Poisoned
+from anabranch.spark import streaming
 from anabranch.spark.blob import Blob, Packed, check_complete, encode, pack_frame
 from anabranch.spark.crumbs import isolation
 from anabranch.spark.moving import STATE, arrived_state, collect_leaving
@@ -35,6 +37,8 @@ from anabranch.spark.reads import without_lost
 from anabranch.spark.shards import StageState, run_with_state, weigh_copies
 from anabranch.spark.spec import Assigned, Lost, Report, StepSpec
 from anabranch.storage import open_storage
+
+_NOTHING = pl.DataFrame()
 
 
 def run_stage(
@@ -100,6 +104,9 @@ class _StageRun:
         self.state = state
         self.guard = guard
         self.frames: dict[OperatorId, pl.DataFrame] = {}
+        # What was aggregated while an input was read; `frames` need not have its rows then.
+        self.partials: dict[int, pl.DataFrame] = {}
+        self.streamed: set[OperatorId] = set()
         self.arrived: dict[int, list[Packed]] = {}
         for blob in blobs:
             for packed in blob.frames:
@@ -113,14 +120,11 @@ class _StageRun:
 
     def __call__(self) -> StageResult:
         for planned in self.plan.stage(self.stage):
-            try:
-                self._run(planned)
-            except RecordError as error:
-                if planned.node.role == "input":
-                    raise
-                raise RecordError(
-                    f"{error.where}, step {self.spec.step}", error.reason, error.record
-                ) from error
+            if planned.node.role == "input":
+                self._run_input(planned)
+            elif planned.node.id not in self.streamed:
+                with self._telling_step():
+                    self._run(planned)
         if self.dead:
             self._stage_dead_letters()
         leaving = self._leave()
@@ -130,32 +134,74 @@ class _StageRun:
 
     def _run(self, planned: Planned) -> None:
         node = planned.node
-        if node.role == "input":
-            self.frames[node.id] = self._read(planned)
-            return
         inputs = [self._input(planned, place) for place in range(len(node.inputs))]
-        context = Context(
-            operator=node.id,
-            step=self.spec.step,
-            on_error=node.on_error,
-            emit_order=planned.ordered,
-            origin=planned.origin,
-            guard=self.guard,
-        )
         if node.role == "output":
             self._output(planned, inputs[0])
         elif node.role == "union":
             self.frames[node.id] = _union(inputs, planned.ordered)
         elif node.stateless is not None:
-            self.frames[node.id] = node.stateless.apply(inputs[0], context)
+            self.frames[node.id] = self._apply(planned, inputs[0])
         elif node.stateful is not None and planned.region is not None:
             if any(not frame.is_empty() for frame in inputs):
                 scoped = self.state.scoped(node.id, planned.region)
+                context = self._context(planned)
                 frame = node.stateful.process(inputs, scoped, context)
                 self.frames[node.id] = _with_order(frame, planned.origin) if planned.ordered else frame
+                self.dead.extend(context.dead_letters)
             else:
                 self.frames[node.id] = _empty(planned)
+
+    def _apply(self, planned: Planned, frame: pl.DataFrame) -> pl.DataFrame:
+        assert planned.node.stateless is not None
+        context = self._context(planned)
+        frame = planned.node.stateless.apply(frame, context)
         self.dead.extend(context.dead_letters)
+        return frame
+
+    def _context(self, planned: Planned) -> Context:
+        return Context(
+            operator=planned.node.id,
+            step=self.spec.step,
+            on_error=planned.node.on_error,
+            emit_order=planned.ordered,
+            origin=planned.origin,
+            guard=self.guard,
+        )
+
+    @contextmanager
+    def _telling_step(self) -> Iterator[None]:
+        try:
+            yield
+        except RecordError as error:
+            raise RecordError(f"{error.where}, step {self.spec.step}", error.reason, error.record) from error
+
+    def _run_input(self, planned: Planned) -> None:
+        """Read an input and run the row by row operators behind it, a batch at a time (see `streaming.py`)."""
+        stream = streaming.behind(planned, self.plan)
+        self.streamed.update((planned.node.id, *(one.node.id for one in stream.operators)))
+        kept: dict[OperatorId, list[pl.DataFrame]] = {operator: [] for operator in stream.whole}
+        partials: dict[int, list[pl.DataFrame]] = {channel.number: [] for channel, _ in stream.aggregates}
+        batches = streaming.Batches(stream, self._read(planned), _empty(planned))
+        for batch in batches:
+            frames = {planned.node.id: batch}
+            for one in stream.operators:
+                with self._telling_step():
+                    frames[one.node.id] = self._apply(one, frames[one.node.inputs[0].id])
+            for operator, pieces in kept.items():
+                pieces.append(frames[operator])
+            for channel, operator in stream.aggregates:
+                if not frames[operator].is_empty():
+                    partial = self._combiner(channel).partial(frames[operator])
+                    partials[channel.number].append(partial)
+                    batches.learn(channel, batch, partial)
+        for operator, pieces in kept.items():
+            self.frames[operator] = streaming.together(pieces)
+        for channel, _ in stream.aggregates:
+            pieces = partials[channel.number]
+            if len(pieces) > 1:
+                pieces = [self._combiner(channel).combine(pl.concat(pieces))]
+            if pieces:
+                self.partials[channel.number] = pieces[0]
 
     def _input(self, planned: Planned, place: int) -> pl.DataFrame:
         """The rows for one input of an operator; sorted by hash where the operator keeps state."""
@@ -202,16 +248,14 @@ class _StageRun:
 
     # Inputs and outputs.
 
-    def _read(self, planned: Planned) -> pl.DataFrame:
-        frames: list[pl.DataFrame] = []
+    def _read(self, planned: Planned) -> Iterator[pl.DataFrame]:
+        rows = self.report.input_rows
+        rows[planned.node.id] = 0
         for assigned in self.spec.work[self.worker]:
             if assigned.input == planned.node.id:
-                frames += self._read_slice(planned, assigned)
-        self.report.input_rows[planned.node.id] = sum(frame.height for frame in frames)
-        if not frames:
-            return _empty(planned)
-        # In one piece: kernels would otherwise each put the pieces together for themselves.
-        return frames[0] if len(frames) == 1 else pl.concat(frames, rechunk=True)
+                for frame in self._read_slice(planned, assigned):
+                    rows[planned.node.id] += frame.height
+                    yield frame
 
     def _read_slice(self, planned: Planned, assigned: Assigned) -> list[pl.DataFrame]:
         """The rows of a piece; as one dead letter, none of them, where it cannot be read and the flow says so."""
@@ -333,11 +377,15 @@ class _StageRun:
             return
         feed = producer.feeds[0]
         assert not isinstance(feed, int)
-        frame = self.frames[feed]
+        if channel.combine is None:
+            frame = self.frames[feed]
+        elif feed in self.streamed:
+            frame = self.partials.get(channel.number, _NOTHING)
+        else:
+            frame = self.frames[feed]
+            frame = frame if frame.is_empty() else self._combiner(channel).partial(frame)
         if frame.is_empty():
             return
-        if channel.combine is not None:
-            frame = self._combiner(channel).partial(frame)
         frame = _with_hash(frame, channel.keys)
         receivers = _receivers(self.spec, frame.get_column(HASH).to_numpy())
         for receiver, part in _partition(frame, receivers, self.spec.workers):
