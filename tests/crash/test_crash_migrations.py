@@ -61,7 +61,8 @@ CHANGES = {
     "turned": Change(2, (H1,), "fluid", budget=1024, cancelled=True),
     "hot": Change(2, (H0, H1), "hot", copies=True),
     "split": Change(5, HOSTS, "batched", copies=True),
-    "merged-turned": Change(1, (H0,), "batched", cancelled=True, copies=True),
+    # It turns back before anything has merged.
+    "merged-turned": Change(1, (H0,), "batched", cancelled=True),
     "merged": Change(1, (H2,), "sudden", copies=True),
     "split-turned": Change(5, HOSTS, "sudden", cancelled=True, copies=True),
 }

@@ -84,7 +84,7 @@ def test_a_shard_moves_piece_by_piece_and_back() -> None:
     cut.validate()
     assert cut.cuts == {0: Cut(half, worker, 1)}
     assert covered(cut)
-    assert [(c.slot, c.incarnation, c.low, c.end) for c in cut.copies_of(worker)][0] == (8, 1, low, half)
+    assert next((c.slot, c.incarnation, c.low, c.end) for c in cut.copies_of(worker)) == (8, 1, low, half)
     assert cut.layout == start.layout
     whole = moved(cut, ShardId(0), worker, half, end, back=False)
     assert whole.cuts == {}

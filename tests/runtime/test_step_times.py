@@ -8,9 +8,9 @@ from pyspark import SparkContext
 
 import anabranch as ab
 from anabranch.log.steplog import Progress
-from anabranch.runtime.steploop import _slowest
 from anabranch.runtime.observe import Silent, StepDone
 from anabranch.runtime.run import run
+from anabranch.runtime.steploop import _slowest
 from anabranch.spark.spec import Report
 
 

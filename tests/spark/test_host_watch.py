@@ -25,13 +25,19 @@ class Context:
         self.looked = threading.Condition()
         self.group: str | None = None
         self.cancelled: list[str] = []
+        self.reasons: set[str] = set()
+        self._jsc = self
+
+    def sc(self) -> Context:
+        return self
 
     def setLocalProperty(self, name: str, value: str) -> None:
         assert name == "spark.jobGroup.id"
         self.group = value
 
-    def cancelJobGroup(self, group: str) -> None:
+    def cancelJobGroup(self, group: str, reason: str) -> None:
         self.cancelled.append(group)
+        self.reasons.add(reason)
 
     def hosts(self, _: Any) -> list[str]:
         with self.looked:
@@ -78,6 +84,7 @@ def test_a_step_that_loses_a_host_is_cancelled(context: Context, watch: HostWatc
         assert context.group != first
         context.wait_for_looks()
     assert set(context.cancelled) == {first}
+    assert context.reasons == {"because there is no executor on b"}
 
 
 def test_between_steps_nobody_looks(context: Context, watch: HostWatch) -> None:

@@ -15,8 +15,8 @@ from anabranch.model.layout import FixedSharding, Layout, rescale
 from anabranch.model.placement import Intent, joined, next_version
 from anabranch.protocol.migration import (
     CancelAsked,
-    Dropped,
     DropCopies,
+    Dropped,
     DropSources,
     Finish,
     Migration,

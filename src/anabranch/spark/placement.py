@@ -79,9 +79,10 @@ class HostWatch:
                 lost = hosts.difference(self._alive(self._context))
                 # The one that is under way still; it may be over and the next one have no such host.
                 if lost and self._watched is watched:
-                    log.warning("a host is lost, the step is given up hosts=%s", ",".join(sorted(lost)))
+                    names = ", ".join(sorted(lost))
+                    log.info("a host is lost, the step is given up hosts=%s", names)
                     # Again at the next look, if it takes that long: the step may have been between two jobs.
-                    self._context.cancelJobGroup(group)
+                    self._context._jsc.sc().cancelJobGroup(group, f"because there is no executor on {names}")
             except (Py4JError, OSError) as error:
                 log.debug("could not look for hosts error=%s", error)
 
