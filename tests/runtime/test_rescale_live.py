@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,11 +16,13 @@ from pyspark import SparkContext
 import anabranch as ab
 from anabranch.errors import UserError
 from anabranch.log.steplog import Progress
+from anabranch.model.ids import HostId
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.jobhandle import Job
 from anabranch.runtime.observe import Silent, StepDone
 from anabranch.runtime.outputs import changes, table
 from anabranch.runtime.run import run
+from anabranch.spark.dag import Dag
 
 KEYS = 3_000
 
@@ -160,10 +164,16 @@ def test_turning_back(tmp_path: Path, spark: SparkContext) -> None:
 
     def command(job: Job) -> None:
         for strategy in ("fluid", "hot", "batched"):
-            begun = job.rescale(4, hosts=4, strategy=strategy, budget=2048 if strategy == "fluid" else None, wait=False)
+            begun = job.rescale(
+                4, hosts=4, strategy=strategy, budget=2048 if strategy == "fluid" else None, wait=False
+            )
             assert begun["state"] != "queued"
             with pytest.raises(UserError, match="was cancelled"):
-                raise UserError("was cancelled") if job.cancel_rescale(timeout=60)["state"] == "cancelled" else None
+                raise (
+                    UserError("was cancelled")
+                    if job.cancel_rescale(timeout=60)["state"] == "cancelled"
+                    else None
+                )
         with pytest.raises(UserError, match="no rescaling is under way"):
             job.cancel_rescale()
 
@@ -220,3 +230,26 @@ def test_shards_split_and_merge_as_workers_come_and_go(tmp_path: Path, spark: Sp
     assert again.watch.faults == []
     assert JobDir(live.where).status()["shards"] == 128
     again.check(more)
+
+
+def test_a_process_that_dies_while_workers_are_prepared(
+    tmp_path: Path, spark: SparkContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles, deaths = Dag.handles, []
+
+    def dying(dag: Dag, workers: tuple[HostId, ...], placed: bool) -> Any:
+        if len(workers) == 3 and not deaths:
+            deaths.append(workers)
+            spark.parallelize([0], 1).map(lambda _: os.kill(os.getpid(), signal.SIGKILL)).collect()
+        return handles(dag, workers, placed)
+
+    monkeypatch.setattr(Dag, "handles", dying)
+    live = Live(tmp_path / "job", spark)
+    progress = live.run(lambda job: _done(job.rescale(3, hosts=1, timeout=120)))
+    assert len(deaths) == 1
+    assert any("is prepared again" in note for note in live.watch.notes)
+    live.check(progress)
+
+
+def _done(migration: dict[str, Any]) -> None:
+    assert migration["state"] == "done"

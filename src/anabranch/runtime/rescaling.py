@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 
 from anabranch import crash
-from anabranch.errors import AnabranchError, ConfigError
+from anabranch.errors import AnabranchError, ConfigError, EngineError
 from anabranch.model.ids import Attempt, HostId, ShardId, Step
 from anabranch.model.layout import Layout
 from anabranch.model.placement import Copy, Intent, Placement, moved, next_version, overlaps, resharded
@@ -61,6 +61,8 @@ FINISHED = crash.declare(
     "rescale.finished", "the last step of a migration is committed, its layout record not written"
 )
 _STEPS_REMEMBERED = 50
+_TRIES = 3
+"""How often a rescaling is prepared before it is given up: a process may die at any time."""
 _ENDED_KEPT = 8
 
 Behind = Callable[[Callable[[], Any]], "Future[Any]"]
@@ -89,6 +91,8 @@ class _Migration:
     bytes_total: int = 0
     bytes_moved: int = 0
     error: str | None = None
+    failures: int = 0
+    """How often it could not be prepared."""
     machine: machine.Migration | None = None
     begun: bool = False
     """Whether a step was committed that has the intent in its plan record."""
@@ -553,8 +557,8 @@ class Rescaler:
 
         def prepare() -> list[dict[ShardId, int]]:
             sizes = self.asker.ask(spec, spec.layout.hosts, prepare_host)
-            self.runner.prepare(spec.layout.workers)
-            self.runner.prepare(final)
+            self.runner.prepare(spec, spec.layout.workers)
+            self.runner.prepare(spec, final)
             return sizes
 
         self._submit(prepare, partial(self._prepared, placement, standing))
@@ -568,6 +572,11 @@ class Rescaler:
             if current.begun:
                 # Only hosts that are there can go on; recovery will find out.
                 self.note(f"rescaling {current.number} waits: {error}")
+                self._prepare(standing)
+                return
+            current.failures += 1
+            if current.failures < _TRIES and isinstance(error, EngineError) and not current.cancelled:
+                self.note(f"rescaling {current.number} is prepared again: {error}")
                 self._prepare(standing)
                 return
             current.end("failed", str(error))

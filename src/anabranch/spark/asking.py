@@ -100,7 +100,7 @@ class _ForHosts(Generic[T]):
         return self.ask(spec, self.hosts[partition])
 
 
-def guarded(spec: StepSpec, job: Callable[[], list[bytes]]) -> list[bytes]:
+def guarded(spec: StepSpec, job: Callable[[], T]) -> T:
     """Run a Spark job; whatever goes wrong is one of our errors."""
     try:
         return job()

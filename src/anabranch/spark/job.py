@@ -70,11 +70,12 @@ class StepRunner:
         task = Ask(ask, spec)
         return in_order(guarded(spec, lambda: self._dag.collect(self._handles_of(spec), task)))
 
-    def prepare(self, workers: tuple[HostId, ...]) -> None:
-        """Make the handles of a coming layout, on another thread than the one that runs steps."""
-        if workers not in self._handles:
-            made = self._dag.handles(workers, self.placed)
-            self._handles = {**self._handles, workers: made}
+    def prepare(self, spec: StepSpec, workers: tuple[HostId, ...]) -> None:
+        """Make the handles of a coming layout, on another thread than the one that runs steps.
+
+        Raises AnabranchError as `run` does.
+        """
+        guarded(spec, lambda: self._make_handles(workers))
 
     def keep_handles(self, workers: tuple[HostId, ...]) -> None:
         """Let go of the handles of all other layouts."""
@@ -111,8 +112,13 @@ class StepRunner:
         self._sweep(shuffles)
         return answers
 
+    def _make_handles(self, workers: tuple[HostId, ...]) -> None:
+        if workers not in self._handles:
+            made = self._dag.handles(workers, self.placed)
+            self._handles = {**self._handles, workers: made}
+
     def _handles_of(self, spec: StepSpec) -> Any:
-        self.prepare(spec.layout.workers)
+        self._make_handles(spec.layout.workers)
         return self._handles[spec.layout.workers]
 
     def _sweep(self, shuffles: list[Any]) -> None:
