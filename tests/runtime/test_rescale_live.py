@@ -154,8 +154,10 @@ def test_on_one_host_no_byte_is_copied(tmp_path: Path, spark: SparkContext) -> N
         for workers, strategy in [(5, "fluid"), (1, "hot"), (12, "sudden"), (2, "auto")]:
             done = job.rescale(workers, strategy=strategy, timeout=60)
             assert (done["state"], done["bytes_moved"], done["shards_total"]) == ("done", 0, 0)
+            assert job.status()["workers"] == workers
 
     live.check(live.run(command))
+    assert set(live.watch.workers) == {1, 2, 5, 12}
     assert live.watch.faults == []
 
 
