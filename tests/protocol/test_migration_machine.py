@@ -402,6 +402,15 @@ def test_comes_back_after_a_crash_of_a_cancelled_one() -> None:
     assert driver.tell(Dropped(shards(0, 1))) == [Finish(cancelled=True)]
 
 
+def test_a_move_may_stay_with_its_worker() -> None:
+    """A shard that is split or merged is copied where it is, under another number."""
+    driver = Driver(Migration(HOT, [move(0, source=1, target=1)]))
+    assert driver.tell(Prepared({})) == [StartCopy(shards(0), None)]
+    driver.tell(CopyDone(Step(0), 1))
+    assert [(p.source, p.target, p.last, p.since) for p in driver.ask()] == [(1, 1, True, Step(0))]
+    assert driver.commit() == [DropSources(shards(0))]
+
+
 # What cannot be
 
 
@@ -425,7 +434,7 @@ def test_one_step_at_a_time() -> None:
         ([move(0), move(0, source=1)], {}),
         ([move(0)], {ShardId(1): 100}),
         ([move(0)], {ShardId(0): 101}),
-        ([move(0, source=1, target=1)], {}),
+        ([Move(ShardId(0), 5, 5, WorkerId(0), WorkerId(1), 0)], {}),
     ],
 )
 def test_contradictions_are_refused(moves: list[Move], cursors: dict[ShardId, int]) -> None:

@@ -159,6 +159,7 @@ def test_on_one_host_no_byte_is_copied(tmp_path: Path, spark: SparkContext) -> N
     live.check(live.run(command))
     assert set(live.watch.workers) == {1, 2, 5, 12}
     assert live.watch.faults == []
+    assert list(dict.fromkeys(live.watch.workers)) == [2, 5, 1, 12]
 
 
 def test_turning_back(tmp_path: Path, spark: SparkContext) -> None:

@@ -8,7 +8,7 @@ from pyspark import SparkContext
 
 import anabranch as ab
 from anabranch.log.steplog import Progress
-from anabranch.runtime.coordinator import _slowest
+from anabranch.runtime.steploop import _slowest
 from anabranch.runtime.observe import Silent, StepDone
 from anabranch.runtime.run import run
 from anabranch.spark.spec import Report

@@ -57,6 +57,9 @@ LARGER = {
     "in, a crash with a straggler, cancelled, a checkpoint": replace(
         IN, crashes=1, stragglers=1, cancels=1, checkpoints=1, idle=0
     ),
+    "swap, a crash with a straggler, a failure, cancelled": replace(
+        SWAP, crashes=1, stragglers=1, failures=1, cancels=1, idle=0
+    ),
     "swap, a crash, cancelled": replace(SWAP, crashes=1, cancels=1),
     "apart, cancelled, a checkpoint": replace(APART, cancels=1, checkpoints=1),
     "away, a failure with a straggler, cancelled": replace(AWAY, failures=1, stragglers=1, cancels=1, idle=0),

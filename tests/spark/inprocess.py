@@ -57,9 +57,7 @@ class InProcess:
     def layout(self) -> Layout:
         return self.placement.layout
 
-    def spec(
-        self, attempt: Attempt, slices: dict[str, list[Slice]], moves: Moves | None = None
-    ) -> StepSpec:
+    def spec(self, attempt: Attempt, slices: dict[str, list[Slice]], moves: Moves | None = None) -> StepSpec:
         placement = self.placement if moves is None else moves.placement
         return StepSpec(
             job="job",

@@ -332,17 +332,39 @@ def test_a_ring_that_is_too_short_for_marks_says_how_far_they_reach(old: Path, t
 
 
 def test_marks_go_when_nobody_goes_back_so_far(old: Path, tmp_path: Path) -> None:
-    run(fresh(tmp_path / "new", take(old, 3)), 3, {})
-    store = ShardStore.open(tmp_path / "new")
+    new, upper = tmp_path / "new", (HALF, 1 << 64)
+    run(fresh(new, take(old, 3, (0, HALF)), (0, HALF)), 3, {})
+    store = ShardStore.open(new)
 
     def marks() -> int:
         with store.begin(write=False) as txn:
             return sum(1 for r in TABLES for _ in UndoRing(store, txn).marks(r, Step(0)))
 
-    run(owned(tmp_path / "new", 1), 4, rows(1, 2) | rows(1, table="r.t"), keep=2)
     assert marks() == 2
-    run(owned(tmp_path / "new", 1), 5, rows(1, 2) | rows(1, table="r.t"), keep=3)
+    # An attempt in vain, and the one that counts, which moves less and nothing that has a mark.
+    run(owned(new, 1, ALL, Arrival(take(old, 4, upper), False)), 4, {})
+    assert marks() == 4
+    less = (HALF, HALF + 1)
+    rest = take(old, 4, less, attempt=1, marks=3)
+    run(owned(new, 1, (0, less[1]), Arrival(rest, False)), 4, {}, attempt=1)
+    assert marks() == 2
+
+    run(owned(new, 1), 5, rows(1, 2) | rows(1, table="r.t"), keep=2)
+    assert marks() == 2
+    run(owned(new, 1), 6, rows(1, 2) | rows(1, table="r.t"), keep=3)
     assert marks() == 0
+
+
+def test_a_checkpoint_has_of_each_copy_only_what_is_valid_there(tmp_path: Path) -> None:
+    shard = Journey(tmp_path)
+    shard.run(rows(1, HALF), 0, 0)
+    shard.checkpoint()
+    shard.run(rows(1, HALF, value=b"w"), 0, 0)
+    shard.run(rows(1, value=b"x"), HALF, 0)
+    shard.checkpoint()
+    assert shard.manifest is not None
+    latest = [piece for piece in shard.manifest.pieces if piece.version == 2]
+    assert sorted((piece.rows, piece.low, piece.high) for piece in latest) == [(1, 1, 1), (1, HALF, HALF)]
 
 
 def test_a_step_is_rolled_back_to_what_arrived_in_it(old: Path, tmp_path: Path) -> None:

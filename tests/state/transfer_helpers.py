@@ -120,6 +120,7 @@ def take(
             None if marks is None else Step(marks),
             None if since is None else Step(since),
         )
+        assert all(list(t.addresses) == sorted(set(t.addresses)) for t in cargo.tables)
         raw = cargo.encode()
         found.append(Cargo.decode(raw))
         assert (found[-1].keys, found[-1].size) == (cargo.keys, cargo.size)

@@ -16,22 +16,23 @@ Must not know: how a step is run.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
 
 from anabranch import crash
 from anabranch.errors import AnabranchError, ConfigError, EngineError
-from anabranch.model.ids import Attempt, HostId, ShardId, Step
+from anabranch.model.ids import HostId, ShardId, Step
 from anabranch.model.layout import Layout
-from anabranch.model.placement import Copy, Intent, Placement, moved, next_version, overlaps, resharded
+from anabranch.model.placement import Placement, moved, next_version, overlaps, resharded
 from anabranch.protocol import migration as machine
+from anabranch.runtime.carrying import Carrier, coming_spec
 from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.rescaled import Rescaling, describe
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.standing import Moves, Standing
 from anabranch.runtime.targets import (
@@ -46,11 +47,7 @@ from anabranch.runtime.targets import (
     resharding,
     target_layout,
 )
-from anabranch.spark.asking import HostAsker
-from anabranch.spark.copying import HostCopier
-from anabranch.spark.job import StepRunner
-from anabranch.spark.moving import drop_copies, prepare_host
-from anabranch.spark.spec import Report, StepSpec
+from anabranch.spark.spec import Report
 
 log = logging.getLogger(__name__)
 
@@ -65,116 +62,6 @@ _TRIES = 3
 """How often a rescaling is prepared before it is given up: a process may die at any time."""
 _ENDED_KEPT = 8
 
-Behind = Callable[[Callable[[], Any]], "Future[Any]"]
-"""Runs an action in the background behind every checkpoint that was begun."""
-
-
-@dataclass(slots=True)
-class _Migration:
-    """A rescaling under way, or the last one: what `status` shows, and what drives it."""
-
-    number: int
-    asked: str
-    strategy: str
-    origin: Layout
-    target: Layout
-    budget: int | None
-    state: str = "preparing"
-    began: float = field(default_factory=time.time)
-    clock: float = field(default_factory=time.monotonic)
-    seconds: float | None = None
-    """When it is over: how long it took."""
-    steps: list[float] = field(default_factory=list)
-    """Seconds of each step since it began."""
-    before: float | None = None
-    """Seconds of a usual step before it began."""
-    bytes_total: int = 0
-    bytes_moved: int = 0
-    error: str | None = None
-    failures: int = 0
-    """How often it could not be prepared."""
-    machine: machine.Migration | None = None
-    begun: bool = False
-    """Whether a step was committed that has the intent in its plan record."""
-    shards: int | None = None
-    """In the leg under way shards become so many; None: they move."""
-    leg_begun: bool = False
-    """Whether the leg's first placement is in force; its workers keep their numbers then, even if it is cancelled."""
-    leg_over: bool = False
-    """Whether the leg is over, and the next one not begun."""
-    finishing: bool = False
-    """Whether the next step runs in the final layout."""
-    cancelled: bool = False
-    left: dict[ShardId, list[Copy]] = field(default_factory=dict)
-    """The copies that shards have left behind."""
-    arriving: dict[ShardId, Copy] = field(default_factory=dict)
-    """The copies that shards are moving to, or would have."""
-
-    @property
-    def over(self) -> bool:
-        return self.state in ("done", "cancelled", "failed")
-
-    def end(self, state: str, error: str | None = None) -> None:
-        self.state, self.error = state, error
-        self.seconds = time.monotonic() - self.clock
-
-    def why(self) -> dict[str, Any]:
-        """For the layout record that it ends with."""
-        return {
-            "kind": "rescale",
-            "number": self.number,
-            "strategy": self.strategy,
-            "asked": self.asked,
-            "bytes": self.bytes_moved,
-            "seconds": round(self.seconds if self.seconds is not None else time.monotonic() - self.clock, 3),
-            "cancelled": self.cancelled,
-            "from": describe(self.origin),
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        progress = None if self.machine is None else self.machine.progress
-        elapsed = self.seconds if self.seconds is not None else time.monotonic() - self.clock
-        total, done = self.bytes_total, self.bytes_moved
-        speed = done / elapsed if elapsed else 0.0
-        return {
-            "id": self.number,
-            "state": self.state,
-            "strategy": self.strategy,
-            "asked": self.asked,
-            "from": describe(self.origin),
-            "to": describe(self.target),
-            "shards_total": 0 if progress is None else progress.shards,
-            "shards_moved": 0 if progress is None else progress.shards_moved,
-            "bytes_total": max(total, done),
-            "bytes_moved": done,
-            "began": self.began,
-            "seconds": round(elapsed, 3),
-            "eta_seconds": round((total - done) / speed, 1)
-            if speed and total > done and not self.over
-            else None,
-            "latency_before": None if self.before is None else round(self.before, 4),
-            "latency_now": round(self.steps[-1], 4) if self.steps else None,
-            "longest_step": round(max(self.steps), 4) if self.steps else None,
-            "error": self.error,
-            "layout": self.target.version if self.state == "done" else None,
-        }
-
-
-def describe(layout: Layout) -> dict[str, Any]:
-    """A layout in a few words."""
-    return {
-        "workers": len(layout.workers),
-        "hosts": sorted(set(layout.workers)),
-        "shards": len(layout.shards),
-        "layout": layout.version,
-    }
-
-
-@dataclass(slots=True)
-class _Job:
-    future: Future[Any]
-    then: Callable[[Any], None]
-
 
 class Rescaler:
     """Live rescalings of one run, one after the other.  All methods are for the step loop's thread."""
@@ -183,24 +70,18 @@ class Rescaler:
         self,
         settings: Settings,
         jobdir: JobDir,
-        runner: StepRunner,
-        asker: HostAsker,
-        copier: HostCopier,
+        carrier: Carrier,
         alive: Callable[[], list[HostId] | None],
-        behind: Behind,
         note: Callable[[str], None],
     ) -> None:
         self.settings = settings
         self.jobdir = jobdir
         self.sharding = jobdir.sharding()
-        self.runner = runner
-        self.asker = asker
-        self.copier = copier
+        self.carrier = carrier
         self.alive = alive
         """The hosts that can be had; None: any number of logical ones."""
-        self.behind = behind
         self.note = note
-        self.current: _Migration | None = None
+        self.current: Rescaling | None = None
         self.sizes: dict[ShardId, int] = {}
         """Of each shard, as last weighed."""
         self._weighed_at = Step(0)
@@ -213,12 +94,8 @@ class Rescaler:
         self._emptied: set[HostId] = set()
         self._usual: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
         self._number = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="anabranch-rescale")
-        self._jobs: list[_Job] = []
         self._planned: Moves | None = None
         """What the step under way does."""
-        self._spec: StepSpec | None = None
-        """The one with which the migration was prepared."""
 
     # Wishes.
 
@@ -235,7 +112,7 @@ class Rescaler:
             after = self._target(request, before)
             self._number += 1
             self.queue.append((self._number, request))
-            waiting = _Migration(
+            waiting = Rescaling(
                 self._number, request.strategy, request.strategy, before, after, request.budget
             )
             waiting.state = "queued"
@@ -288,7 +165,7 @@ class Rescaler:
         self._emptied -= set(target.hosts)
         if self.current is not None:
             self.ended.append(self.current.to_json())
-        current = _Migration(number, request.strategy, request.strategy, now, target, request.budget)
+        current = Rescaling(number, request.strategy, request.strategy, now, target, request.budget)
         current.before = median(self._usual) if self._usual else None
         self.current = current
         if target.shards == now.shards and target.workers == now.workers:
@@ -303,14 +180,14 @@ class Rescaler:
 
     def resume(self, standing: Standing) -> None:
         """After a recovery: go on with what the placement says is under way, or begin anew what had not begun."""
-        self._drain()
+        self.carrier.drain()
         self._planned = None
         standing.hold_undo_from = None
         intent, current = standing.placement.intent, self.current
         if intent is not None:
             self._number = max(self._number, intent.number)
             if current is None or current.number != intent.number or current.over:
-                current = self.current = _Migration(
+                current = self.current = Rescaling(
                     intent.number, intent.asked, intent.strategy, intent.origin, intent.target, intent.budget
                 )
             current.begun, current.cancelled = True, intent.cancelled
@@ -331,9 +208,7 @@ class Rescaler:
 
     def poll(self, standing: Standing) -> None:
         """Take what background work has finished, and begin what waits."""
-        while self._jobs and self._jobs[0].future.done():
-            job = self._jobs.pop(0)
-            job.then(job.future)
+        self.carrier.poll()
         if self.current is not None and self.current.leg_over:
             self._next_leg(self.current, standing)
         if not self.active and self.queue:
@@ -376,7 +251,7 @@ class Rescaler:
             self._planned = self._joined_moves(current, standing, snapshot)
         return self._planned
 
-    def _joined_moves(self, current: _Migration, standing: Standing, snapshot: bool) -> Moves | None:
+    def _joined_moves(self, current: Rescaling, standing: Standing, snapshot: bool) -> Moves | None:
         assert current.machine is not None
         pieces: Sequence[machine.Piece] = ()
         held = tuple(map(ShardId, range(len(standing.layout.shards)))) if snapshot else ()
@@ -389,9 +264,9 @@ class Rescaler:
         if not pieces and (current.shards or current.machine.phase is machine.Phase.COPYING):
             # Nothing changes before the copies are there.
             return None
-        placement = replace(standing.placement, intent=self._intent(current))
+        placement = replace(standing.placement, intent=current.intent)
         if not current.leg_begun:
-            placement, _ = begin_leg(standing.placement, self._intent(current))
+            placement, _ = begin_leg(standing.placement, current.intent)
         if not pieces and placement == standing.placement:
             return None
         if current.shards:
@@ -411,28 +286,17 @@ class Rescaler:
             placement = next_version(placement, placement.layout)
         return replace(moves, placement=placement)
 
-    def _intent(self, current: _Migration) -> Intent:
-        return Intent(
-            current.number,
-            current.origin,
-            current.target,
-            current.strategy,
-            current.asked,
-            current.budget,
-            current.cancelled,
-        )
-
-    def _next_leg(self, current: _Migration, standing: Standing) -> None:
+    def _next_leg(self, current: Rescaling, standing: Standing) -> None:
         """Go on behind a leg, or behind a recovery; when nothing is left to be done, the next step is the last."""
         current.machine, current.leg_over = None, False
-        placement, shards = begin_leg(standing.placement, self._intent(current))
+        placement, shards = begin_leg(standing.placement, current.intent)
         if shards is None and not placement.cuts and not journeys(placement, {}).moves:
             current.finishing = True
             return
         current.finishing = False
         self._prepare(standing)
 
-    def _final(self, current: _Migration, standing: Standing) -> Placement:
+    def _final(self, current: Rescaling, standing: Standing) -> Placement:
         goal = current.origin if current.cancelled else current.target
         return next_version(standing.placement, goal, intent=None)
 
@@ -459,7 +323,7 @@ class Rescaler:
             current.bytes_moved += 0 if current.shards else size
             step = Step(standing.progress.next_step - 1)
             self._tell(machine.StepCommitted(step, seconds, size), standing)
-            current.state = current.machine.phase.value
+            self._show(current)
 
     def aborted(self, step: Step) -> None:
         """The step was given up; a recovery follows."""
@@ -467,12 +331,12 @@ class Rescaler:
         if self.current is not None and self.current.machine is not None:
             self._tell(machine.StepAborted(step))
 
-    def _finish(self, current: _Migration, standing: Standing) -> None:
+    def _finish(self, current: Rescaling, standing: Standing) -> None:
         crash.point(FINISHED)
         current.target = standing.layout if not current.cancelled else current.target
         current.end("cancelled" if current.cancelled else "done")
         self.jobdir.write_layout(standing.placement, Step(standing.progress.next_step - 1), current.why())
-        self.runner.keep_handles(standing.layout.workers)
+        self.carrier.keep_handles(standing.layout.workers)
         standing.hold_undo_from = None
 
     def summary(self) -> dict[str, Any]:
@@ -498,16 +362,6 @@ class Rescaler:
                 sizes[ShardId(slot % shards)] += size
         self.sizes, self._weighed_at = sizes, standing.progress.next_step
 
-    def drain(self) -> None:
-        """Wait for what is under way beside the steps and forget it: a recovery follows, or the end."""
-        self._drain()
-
-    def close(self) -> None:
-        self._drain()
-        self._thread.shutdown()
-        self.asker.close()
-        self.copier.close()
-
     # What the machine orders.
 
     def _tell(self, event: machine.Event, standing: Standing | None = None) -> None:
@@ -527,11 +381,11 @@ class Rescaler:
                 assert standing is not None, "copies start between steps"
                 self._copy(current, shards, since, standing)
             case machine.DropSources(shards):
-                self._drop(shards, [copy for shard in shards for copy in current.left.pop(shard, ())])
+                left = [copy for shard in shards for copy in current.left.pop(shard, ())]
+                self.carrier.drop(left, partial(self._dropped, shards))
             case machine.DropCopies(shards):
-                self._drop(
-                    shards, [current.arriving.pop(shard) for shard in shards if shard in current.arriving]
-                )
+                made = [current.arriving.pop(shard) for shard in shards if shard in current.arriving]
+                self.carrier.drop(made, partial(self._dropped, shards))
             case machine.Finish(cancelled):
                 if cancelled and not current.begun:
                     current.end("cancelled")
@@ -543,25 +397,12 @@ class Rescaler:
         current = self.current
         assert current is not None
         current.state, current.leg_begun = "preparing", False
-        placement, current.shards = begin_leg(standing.placement, self._intent(current))
-        spec = replace(
-            standing.spec(Attempt(0)),
-            layout=replace(placement.layout, inputs={}),
-            incarnations=placement.incarnations,
-            cuts=placement.cuts,
-            generation=placement.generation,
-            work=((),) * len(placement.layout.workers),
+        placement, current.shards = begin_leg(standing.placement, current.intent)
+        self.carrier.prepare(
+            coming_spec(standing, placement),
+            current.target.workers,
+            partial(self._prepared, placement, standing),
         )
-        final = current.target.workers
-        self._spec = spec
-
-        def prepare() -> list[dict[ShardId, int]]:
-            sizes = self.asker.ask(spec, spec.layout.hosts, prepare_host)
-            self.runner.prepare(spec, spec.layout.workers)
-            self.runner.prepare(spec, final)
-            return sizes
-
-        self._submit(prepare, partial(self._prepared, placement, standing))
 
     def _prepared(self, placement: Placement, standing: Standing, future: Future[Any]) -> None:
         current = self.current
@@ -603,17 +444,22 @@ class Rescaler:
             settings, left.moves, cursors, standing.progress.next_step, left.backwards
         )
         self._tell(machine.Prepared(sizes), standing)
-        if not current.over:
-            current.state = current.machine.phase.value
+        self._show(current)
+
+    def _show(self, current: Rescaling) -> None:
+        """Say in which phase it is.  When the machine is done, a step in the final layout is still to come."""
+        if not current.over and current.machine is not None:
+            phase = current.machine.phase
+            current.state = "dropping" if phase is machine.Phase.DONE else phase.value
 
     def _copy(
-        self, current: _Migration, shards: Sequence[ShardId], since: Step | None, standing: Standing
+        self, current: Rescaling, shards: Sequence[ShardId], since: Step | None, standing: Standing
     ) -> None:
         assert current.machine is not None
         at = standing.progress.next_step
         if standing.hold_undo_from is None:
             standing.hold_undo_from = at
-        placement, _ = begin_leg(standing.placement, self._intent(current))
+        placement, _ = begin_leg(standing.placement, current.intent)
         if current.shards:
             after = resharded(placement, current.shards)
         else:
@@ -625,13 +471,9 @@ class Rescaler:
             pair for pair in overlaps(placement, after) if pair[1].shard in shards and pair[0] != pair[1]
         ]
         current.arriving |= {target.shard: target for _, target, _, _ in pairs}
-        spec = replace(standing.spec(Attempt(0)), markers=_frozen(standing))
-        self._submit(
-            partial(self.copier.copy, spec, tuple(pairs), since),
-            partial(self._copied, current, at, standing),
-        )
+        self.carrier.copy(standing, pairs, since, partial(self._copied, current, at, standing))
 
-    def _copied(self, current: _Migration, at: Step, standing: Standing, future: Future[Any]) -> None:
+    def _copied(self, current: Rescaling, at: Step, standing: Standing, future: Future[Any]) -> None:
         if current is not self.current or current.machine is None:
             return
         try:
@@ -642,19 +484,7 @@ class Rescaler:
         else:
             current.bytes_moved += 0 if current.shards else size
             self._tell(machine.CopyDone(at, size), standing)
-        current.state = current.machine.phase.value
-
-    def _drop(self, shards: Sequence[ShardId], copies: Sequence[Copy]) -> None:
-        """Delete copies that do not count any more (RSC-3)."""
-        hosts = tuple(dict.fromkeys(copy.host for copy in copies))
-        spec = self._spec
-        assert spec is not None, "nothing is dropped before something was prepared"
-
-        def drop() -> None:
-            if hosts:
-                self.asker.ask(spec, hosts, partial(drop_copies, copies=tuple(copies)))
-
-        self._jobs.append(_Job(self.behind(drop), partial(self._dropped, tuple(shards))))
+        self._show(current)
 
     def _dropped(self, shards: tuple[ShardId, ...], future: Future[Any]) -> None:
         try:
@@ -665,24 +495,8 @@ class Rescaler:
         if self.current is not None and self.current.machine is not None:
             self._tell(machine.Dropped(shards))
 
-    def _submit(self, action: Callable[[], Any], then: Callable[[Future[Any]], None]) -> None:
-        self._jobs.append(_Job(self._thread.submit(action), then))
-
-    def _drain(self) -> None:
-        jobs, self._jobs = self._jobs, []
-        for job in jobs:
-            try:
-                job.future.result()
-            except AnabranchError as error:
-                log.info("background work failed error=%s", error)
-
 
 def _left(move: machine.Move, cursors: Mapping[ShardId, int]) -> int:
     """The bytes of a move that are still to go, estimated."""
     cursor = cursors.get(move.shard, move.low)
     return move.size * (move.end - cursor) // (move.end - move.low)
-
-
-def _frozen(standing: Standing) -> dict[Any, dict[Any, Step]]:
-    """The markers as they are now; the flow goes on and changes them."""
-    return {region: dict(steps) for region, steps in standing.progress.markers.items()}

@@ -270,6 +270,7 @@ def moves_of(
     moving = []
     for piece in pieces:
         source = before[piece.shard, piece.source]
+        there = before.get((piece.shard, piece.target))
         moving.append(
             Moving(
                 shard=piece.shard,
@@ -277,9 +278,10 @@ def moves_of(
                 end=piece.end,
                 source=source,
                 target=after[piece.shard, piece.target],
-                fresh=(piece.shard, piece.target) not in before and piece.since is None,
+                fresh=there is None and piece.since is None,
                 since=piece.since,
                 markers={r: steps[source.slot] for r, steps in markers.items() if source.slot in steps},
+                slot=None if there is None else there.slot,
             )
         )
     return Moves(placement, tuple(moving))

@@ -90,7 +90,10 @@ def shard_versions(spec: StepSpec, worker: WorkerId, regions: Iterable[RegionId]
     """What is on disk of each shard of a worker.  Raises nothing, and changes nothing."""
     asked = list(regions)
     return [
-        replace(survey(copy_path(spec, copy), identity(spec, copy), asked), shard=copy.slot)
+        replace(
+            survey(copy_path(spec, copy), identity(spec, copy), asked, hashes=(copy.low, copy.end)),
+            shard=copy.slot,
+        )
         for copy in spec.placement.copies_of(worker)
     ]
 

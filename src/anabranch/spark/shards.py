@@ -142,7 +142,7 @@ def _owned(
             OwnedShard(
                 copy_path(spec, copy),
                 identity(spec, copy),
-                _expected(spec, copy, regions) if movings is None else {},
+                _expected(spec, copy.slot if movings is None else movings[0].slot, regions),
                 hashes=(copy.low, copy.end),
                 tables=tables,
                 arriving=None if movings is None else _arrival(spec, movings, regions, cargos),
@@ -151,8 +151,13 @@ def _owned(
     return owned, slots
 
 
-def _expected(spec: StepSpec, copy: Copy, regions: Sequence[RegionId]) -> Mapping[RegionId, Step | None]:
-    return {region: spec.markers.get(region, {}).get(copy.slot) for region in regions}
+def _expected(
+    spec: StepSpec, slot: ShardId | None, regions: Sequence[RegionId]
+) -> Mapping[RegionId, Step | None]:
+    """Where a copy's regions must stand; of one that is new there is nothing to say."""
+    if slot is None:
+        return {}
+    return {region: spec.markers.get(region, {}).get(slot) for region in regions}
 
 
 def _arrival(

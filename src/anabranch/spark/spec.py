@@ -71,6 +71,8 @@ class Moving:
     """Only what changed since that step travels: the rest was copied beside the steps."""
     markers: Mapping[RegionId, Step]
     """What the source's regions are at."""
+    slot: ShardId | None = None
+    """The target's before the step, where it had some of the shard already."""
 
 
 @dataclass(frozen=True, slots=True)

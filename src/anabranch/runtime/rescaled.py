@@ -1,0 +1,123 @@
+"""One rescaling: what it wants, how far it is, and the account that `status` and the layout's history give of it.
+
+Must not know: what happens next.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.model.ids import ShardId
+from anabranch.model.layout import Layout
+from anabranch.model.placement import Copy, Intent
+from anabranch.protocol import migration as machine
+
+
+@dataclass(slots=True)
+class Rescaling:
+    """A rescaling under way, or the last one: what `status` shows, and what drives it."""
+
+    number: int
+    asked: str
+    strategy: str
+    origin: Layout
+    target: Layout
+    budget: int | None
+    state: str = "preparing"
+    began: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
+    """When it is over: how long it took."""
+    steps: list[float] = field(default_factory=list)
+    """Seconds of each step since it began."""
+    before: float | None = None
+    """Seconds of a usual step before it began."""
+    bytes_total: int = 0
+    bytes_moved: int = 0
+    error: str | None = None
+    failures: int = 0
+    """How often it could not be prepared."""
+    machine: machine.Migration | None = None
+    begun: bool = False
+    """Whether a step was committed that has the intent in its plan record."""
+    shards: int | None = None
+    """In the leg under way shards become so many; None: they move."""
+    leg_begun: bool = False
+    """Whether the leg's first placement is in force; its workers keep their numbers then, even if it is cancelled."""
+    leg_over: bool = False
+    """Whether the leg is over, and the next one not begun."""
+    finishing: bool = False
+    """Whether the next step runs in the final layout."""
+    cancelled: bool = False
+    left: dict[ShardId, list[Copy]] = field(default_factory=dict)
+    """The copies that shards have left behind."""
+    arriving: dict[ShardId, Copy] = field(default_factory=dict)
+    """The copies that shards are moving to, or would have."""
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("done", "cancelled", "failed")
+
+    @property
+    def intent(self) -> Intent:
+        """What goes into the plan records of its steps."""
+        return Intent(
+            self.number, self.origin, self.target, self.strategy, self.asked, self.budget, self.cancelled
+        )
+
+    def end(self, state: str, error: str | None = None) -> None:
+        self.state, self.error = state, error
+        self.seconds = time.monotonic() - self.clock
+
+    def why(self) -> dict[str, Any]:
+        """For the layout record that it ends with."""
+        return {
+            "kind": "rescale",
+            "number": self.number,
+            "strategy": self.strategy,
+            "asked": self.asked,
+            "bytes": self.bytes_moved,
+            "seconds": round(self.seconds if self.seconds is not None else time.monotonic() - self.clock, 3),
+            "cancelled": self.cancelled,
+            "from": describe(self.origin),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        progress = None if self.machine is None else self.machine.progress
+        elapsed = self.seconds if self.seconds is not None else time.monotonic() - self.clock
+        total, done = self.bytes_total, self.bytes_moved
+        speed = done / elapsed if elapsed else 0.0
+        return {
+            "id": self.number,
+            "state": self.state,
+            "strategy": self.strategy,
+            "asked": self.asked,
+            "from": describe(self.origin),
+            "to": describe(self.target),
+            "shards_total": 0 if progress is None else progress.shards,
+            "shards_moved": 0 if progress is None else progress.shards_moved,
+            "bytes_total": max(total, done),
+            "bytes_moved": done,
+            "began": self.began,
+            "seconds": round(elapsed, 3),
+            "eta_seconds": round((total - done) / speed, 1)
+            if speed and total > done and not self.over
+            else None,
+            "latency_before": None if self.before is None else round(self.before, 4),
+            "latency_now": round(self.steps[-1], 4) if self.steps else None,
+            "longest_step": round(max(self.steps), 4) if self.steps else None,
+            "error": self.error,
+            "layout": self.target.version if self.state == "done" else None,
+        }
+
+
+def describe(layout: Layout) -> dict[str, Any]:
+    """A layout in a few words."""
+    return {
+        "workers": len(layout.workers),
+        "hosts": sorted(set(layout.workers)),
+        "shards": len(layout.shards),
+        "layout": layout.version,
+    }
