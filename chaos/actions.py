@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos.job import Driver, Failed, command, python_workers, send, wait_until
-from chaos.rescales import cancel, rescale
+from chaos.rescales import cancel, leave_host, rescale
 
 if TYPE_CHECKING:
     from chaos.round import Round
@@ -257,6 +257,7 @@ ACTIONS: dict[str, Action] = {
     "executor": Action(kill_executor, 100, lambda r: r.cluster is not None),
     "host": Action(kill_host, 6, lambda r: r.cluster is not None and len(r.cluster.hosts) > 1),
     "join_host": Action(join_host, 6, lambda r: r.cluster is not None and len(r.cluster.hosts) < 3),
+    "leave_host": Action(leave_host, 12, lambda r: r.cluster is not None and len(r.cluster.hosts) > 1),
     "ghosts": Action(ghosts, 5, _embedded),
     "restart": Action(restart, 6),
     "zombie": Action(zombie, 2),

@@ -7,10 +7,11 @@ keeps the last one only.  A driver that dies takes those that waited with it, so
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaos.job import Failed, command
+from chaos.job import Failed, command, wait_until
 from chaos.records import Broken, read_record
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _ENDS = {"done": "finished", "cancelled": "cancelled", "failed": "given_up"}
 _MOST_WORKERS = 6
 _MOST_HOSTS = 3
 _PATIENCE = 60.0
+_LONG = 180.0
 
 
 class Rescales:
@@ -104,24 +106,52 @@ def rescale(round_: Round) -> None:
         round_.count("rescales", f"rescale {' '.join(wanted)}")
 
 
+def leave_host(round_: Round) -> None:
+    """Empty a host and shut it down: no step may fail by that."""
+    cluster = round_.cluster
+    assert cluster is not None
+    host = round_.rng.choice(cluster.hosts)
+    if not _ask(round_, "--remove-host", host, "--timeout", "120", wait=True):
+        return
+    round_.count("rescales", f"host {host} was emptied")
+    if host in (used := told(round_.job).get("hosts", [])):
+        raise Failed(f"host {host} was removed, and the job still uses {used}")
+    round_.harvest.gather()
+    shut, step = time.time(), len(round_.harvest)
+    cluster.lose(host)
+    while len(round_.harvest) < step + 2 and round_.feed.give() is not None:
+        wait_until(round_.harvest.gather, 5)
+    faults = [fault for fault in told(round_.job).get("faults", []) if fault["time"] > shut]
+    round_.tell(f"host {host} was shut down")
+    if faults and round_.driver.running:
+        raise Failed(f"host {host} was emptied and shut down, and then: {faults}")
+
+
 def cancel(round_: Round) -> None:
     if _ask(round_, "--cancel"):
         round_.tell("asked for the rescaling to be cancelled")
 
 
-def _ask(round_: Round, *arguments: str) -> bool:
+def _ask(round_: Round, *arguments: str, wait: bool = False) -> bool:
     """Whether it was accepted.  A refusal is one line that says why, and nothing else.
 
     Raises:
         Failed: it was neither.
     """
-    asked = command("rescale", str(round_.job), *arguments, "--no-wait")
+    # With --json it says nothing of the way there.
+    how = ["--wait", "--json"] if wait else ["--no-wait"]
+    asked = command("rescale", str(round_.job), *arguments, *how)
     try:
         done = subprocess.run(
-            asked, capture_output=True, text=True, check=False, env=round_.env, timeout=_PATIENCE
+            asked,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=round_.env,
+            timeout=_LONG if wait else _PATIENCE,
         )
     except subprocess.TimeoutExpired:
-        raise Failed(f"rescale {' '.join(arguments)} took longer than {_PATIENCE:.0f} s") from None
+        raise Failed(f"rescale {' '.join(arguments)} took too long") from None
     said = done.stderr.strip()
     if done.returncode == 0:
         return True

@@ -257,7 +257,7 @@ class Round:
         if name == "worker" and not self._may_kill_worker():
             return
         self.counts[f"{DID}{name}"] += 1
-        if name in ("zombie", "restart", "rescale", "disk_full"):
+        if name in ("zombie", "restart", "rescale", "leave_host", "disk_full"):
             self._settle()
         ACTIONS[name].do(self)
         self.harvest.gather()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,11 +16,13 @@ from pyspark import SparkContext
 import anabranch as ab
 from anabranch.errors import UserError
 from anabranch.log.steplog import Progress
+from anabranch.model.ids import HostId
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.jobhandle import Job
 from anabranch.runtime.observe import Silent, StepDone
 from anabranch.runtime.outputs import changes, table
 from anabranch.runtime.run import run
+from anabranch.spark.dag import Dag
 
 KEYS = 3_000
 
@@ -164,6 +168,7 @@ def test_on_one_host_no_byte_is_copied(tmp_path: Path, spark: SparkContext) -> N
             assert job.status()["workers"] == workers
 
     live.check(live.run(command))
+    assert set(live.watch.workers) == {1, 2, 5, 12}
     assert live.watch.faults == []
     assert list(dict.fromkeys(live.watch.workers)) == [2, 5, 1, 12]
 
@@ -239,3 +244,26 @@ def test_shards_split_and_merge_as_workers_come_and_go(tmp_path: Path, spark: Sp
     assert again.watch.faults == []
     assert JobDir(live.where).status()["shards"] == 128
     again.check(more)
+
+
+def test_a_process_that_dies_while_workers_are_prepared(
+    tmp_path: Path, spark: SparkContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles, deaths = Dag.handles, []
+
+    def dying(dag: Dag, workers: tuple[HostId, ...], placed: bool) -> Any:
+        if len(workers) == 3 and not deaths:
+            deaths.append(workers)
+            spark.parallelize([0], 1).map(lambda _: os.kill(os.getpid(), signal.SIGKILL)).collect()
+        return handles(dag, workers, placed)
+
+    monkeypatch.setattr(Dag, "handles", dying)
+    live = Live(tmp_path / "job", spark)
+    progress = live.run(lambda job: _done(job.rescale(3, hosts=1, timeout=120)))
+    assert len(deaths) == 1
+    assert any("is prepared again" in note for note in live.watch.notes)
+    live.check(progress)
+
+
+def _done(migration: dict[str, Any]) -> None:
+    assert migration["state"] == "done"

@@ -39,6 +39,8 @@ class Rescaling:
     error: str | None = None
     shards_moved: int = 0
     """In legs that are over."""
+    failures: int = 0
+    """How often it could not be prepared."""
     machine: machine.Migration | None = None
     begun: bool = False
     """Whether a step was committed that has the intent in its plan record."""

@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from anabranch import crash
-from anabranch.errors import AnabranchError, ConfigError
+from anabranch.errors import AnabranchError, ConfigError, EngineError
 from anabranch.model.ids import HostId, ShardId, Step
 from anabranch.model.layout import Layout
 from anabranch.model.placement import Placement, moved, next_version, overlaps, resharded
@@ -58,6 +58,8 @@ FINISHED = crash.declare(
     "rescale.finished", "the last step of a migration is committed, its layout record not written"
 )
 _STEPS_REMEMBERED = 50
+_TRIES = 3
+"""How often a rescaling is prepared before it is given up: a process may die at any time."""
 _ENDED_KEPT = 8
 
 
@@ -422,6 +424,11 @@ class Rescaler:
             if current.begun:
                 # Only hosts that are there can go on; recovery will find out.
                 self.note(f"rescaling {current.number} waits: {error}")
+                self._prepare(standing)
+                return
+            current.failures += 1
+            if current.failures < _TRIES and isinstance(error, EngineError) and not current.cancelled:
+                self.note(f"rescaling {current.number} is prepared again: {error}")
                 self._prepare(standing)
                 return
             current.end("failed", str(error))
