@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from anabranch.errors import ConfigError
 from anabranch.log.steplog import Progress
 from anabranch.model.ids import Epoch, HostId, Incarnation, ShardId, Step
 from anabranch.model.layout import Layout, initial_layout
-from anabranch.model.placement import Copy, Placement
+from anabranch.model.placement import Copy, Placement, next_version
 from anabranch.model.sharding import DynamicSharding
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.rescaling import Rescaler
@@ -105,7 +106,7 @@ class Bench:
 
     def lose_coordinator(self) -> None:
         """Another one takes over, which knows what is in the placement and nothing else, and sweeps."""
-        self.disk = {path: age for path, age in self.disk.items() if path in stores(self.standing.placement)}
+        self._sweep()
         notes: list[str] = []
         hands: Any = Hands(self.disk)
         self.rescaler = Rescaler(Settings(), JobDir(self.root), hands, lambda: [*HOSTS], notes.append)
@@ -125,6 +126,33 @@ class Bench:
         assert stores(self.standing.placement).items() <= self.disk.items()
         self.standing.progress.next_step = Step(self.standing.progress.next_step + 1)
         self.rescaler.committed(self.standing, 0.1, [])
+
+    def fail(self) -> None:
+        """A step fails for good, and the same coordinator recovers: what the step's plan said never was."""
+        self.rescaler.poll(self.standing)
+        moves = self.rescaler.next_moves(self.standing, snapshot=False)
+        for moving in () if moves is None else moves.moving:
+            self.disk[store(moving.target)] = moving.target.incarnation
+        self.rescaler.aborted(self.standing.progress.next_step)
+        self.rescaler.carrier.drain()
+        self._sweep()
+        self.rescaler.resume(self.standing)
+
+    def rebuild(self) -> None:
+        """Stores were lost: all that is cut is whole again, where the layout has it, under other incarnations."""
+        placement = self.standing.placement
+        incarnations = tuple(one + 10 for one in placement.incarnations)
+        placement = next_version(placement, placement.layout, incarnations=incarnations, cuts={})
+        self.standing.placement = placement
+        self.disk.update(stores(placement))
+        self.rescaler.carrier.drain()
+        self._sweep()
+        self.rescaler.resume(self.standing)
+
+    def _sweep(self) -> None:
+        kept = stores(self.standing.placement)
+        for path in [path for path, age in self.disk.items() if kept.get(path) != age]:
+            del self.disk[path]
 
     @property
     def over(self) -> bool:
@@ -193,6 +221,26 @@ def test_losing_the_coordinator_at_any_moment(
             bench.moment()
         wanted = bench.origin if bench.standing.placement.settled else target
         bench.lose_coordinator()
+        bench.run_to_its_end()
+        assert bench.is_in(wanted), at
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("harm", [Bench.fail, Bench.rebuild])
+@pytest.mark.parametrize("way", WAYS)
+def test_recovering_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, harm: Callable[[Bench], None], turned: bool
+) -> None:
+    for at in range(length(tmp_path, monkeypatch, way)):
+        bench, target = begin(tmp_path, monkeypatch, way)
+        for _ in range(at):
+            bench.moment()
+        wanted = target
+        if turned:
+            with suppress(ConfigError):
+                bench.rescaler.cancel()
+                wanted = bench.origin
+        harm(bench)
         bench.run_to_its_end()
         assert bench.is_in(wanted), at
 

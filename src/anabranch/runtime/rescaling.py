@@ -190,7 +190,8 @@ class Rescaler:
                 current = self.current = Rescaling(
                     intent.number, intent.asked, intent.strategy, intent.origin, intent.target, intent.budget
                 )
-            current.begun, current.cancelled = True, intent.cancelled
+            # A cancel that was accepted may not have come to a step yet.
+            current.begun, current.cancelled = True, current.cancelled or intent.cancelled
             self._next_leg(current, standing)
         elif current is not None and not current.over:
             if current.begun:
@@ -201,6 +202,8 @@ class Rescaler:
                     f"lost {', '.join(sorted(gone))}; the flow goes on with {', '.join(sorted(there))}",
                 )
                 self.note(f"rescaling {current.number} was given up: {current.error}")
+            elif current.cancelled:
+                current.end("cancelled")
             elif current.state != "stopping":
                 self.current = None
                 hosts = tuple(dict.fromkeys(current.target.workers))
