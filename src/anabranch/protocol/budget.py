@@ -4,12 +4,14 @@ Theory of operation
 -------------------
 Nobody knows beforehand what a byte costs: reading, shipping and writing it depend on the keys, the disks and on what
 else the machines do.  So the budget is found as TCP finds its window: a step that moved state and stayed within the
-*limit* lets it grow by half, one that did not halves it.  The limit comes from the *baseline*, the median of the
+*limit* lets it grow by half, one that did not takes a third of it away.  The limit comes from the *baseline*, the median of the
 last steps without state, since what users notice is the difference:
 
-    limit = min(1.25 · baseline + slack, max(target, 1.25 · baseline))
+    limit = min(1.5 · baseline + slack, max(target, 1.5 · baseline))
 
-so that short steps may become a little longer, and long ones (above `target_seconds` already) by a quarter at most.
+so that short steps may become a little longer, and long ones (above `target_seconds` already) by a half at most.
+Steps without state differ by that much among themselves on a busy machine: with a closer limit, and a budget that halves,
+every other step was too long for no fault of the state in it, and the budget sank to its least.
 The baseline goes stale while state moves, as load changes; so one step in eight is left without state (`rests`).
 The median, because one collection of garbage in a step without state must not raise the limit for the next ones.
 
@@ -33,7 +35,8 @@ START = 512 << 10
 REST_EVERY = 8
 _REMEMBERED = 9
 _GROWTH = 1.5
-_STRETCH = 1.25
+_SHRINKAGE = 2 / 3
+_STRETCH = 1.5
 _SLACK_SECONDS = 0.02
 
 
@@ -43,7 +46,7 @@ class Budget:
 
     >>> budget = Budget().told(0, 0.10)
     >>> budget.told(500_000, 0.11).bytes, budget.told(500_000, 0.50).bytes
-    (786432, 262144)
+    (786432, 349525)
     """
 
     bytes: int = START
@@ -70,8 +73,7 @@ class Budget:
     def told(self, planned: int, seconds: float) -> Budget:
         """After a step that was to move `planned` bytes (0: none) and lasted so long.
 
-        What was planned, not what was measured, is compared with the budget: it is in the unit of the budget, while
-        the bytes on the wire leave out the half-empty pages that shards are weighed with.
+        What was planned, not what was measured, is compared with the budget: it is in the unit of the budget.
         """
         if self.fixed:
             return self
@@ -79,7 +81,7 @@ class Budget:
             return replace(self, baseline=(*self.baseline, seconds)[-_REMEMBERED:], moves=0)
         size = self.bytes
         if seconds > self.limit_seconds:
-            size = max(LEAST, size // 2)
+            size = max(LEAST, int(size * _SHRINKAGE))
         elif 2 * planned >= size:
             # A step that hardly used its budget says nothing about a larger one.
             size = int(size * _GROWTH)
