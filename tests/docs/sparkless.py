@@ -39,7 +39,7 @@ class SparklessRunner:
             Report.from_wire(wire) for blobs in waiting for blob in blobs for wire in decode(blob).reports
         ]
 
-    def prepare(self, workers: tuple[HostId, ...]) -> None:
+    def prepare(self, spec: StepSpec, workers: tuple[HostId, ...]) -> None:
         pass
 
     def keep_handles(self, workers: tuple[HostId, ...]) -> None:
@@ -101,7 +101,14 @@ def without_spark() -> Iterator[None]:
     def asker(context: Any, placed: bool) -> Any:
         return SparklessAsker(None, placed) if context is None else real_asker(context, placed)
 
+    real_check = steploop.check_alive
+
+    def check(context: Any) -> None:
+        if context is not None:
+            real_check(context)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steploop, "check_alive", check)
         patch.setattr(steploop, "StepRunner", runner)
         patch.setattr(steploop, "HostAsker", asker)
         patch.setattr(steploop, "HostCopier", copier)
