@@ -108,9 +108,9 @@ def test_every_task_runs_where_its_shards_are(cluster: Cluster, embedded: Path, 
         "--conf", "spark.eventLog.compress=false",
     )  # fmt: skip
     assert not [event for event in seen if event["event"] == "fault"]
-    record = JobDir(tmp_path / "job").layout()
-    assert record is not None
-    layout = record.layout
+    placement = JobDir(tmp_path / "job").placement()
+    assert placement is not None
+    layout = placement.layout
     assert set(layout.workers) == set(HOSTS)
     tasks: dict[int, set[str]] = defaultdict(set)
     steps = 0
