@@ -2,9 +2,9 @@
 
 A test takes one point through all *changes* that reach it, one after the other in one job, while rows come in.  Where a
 Python worker dies, the run recovers by itself and the change must be done.  Where the coordinator dies, the next `run`,
-which is told nothing of workers or hosts, must go on with what had begun.  Either way the job ends in the layout of
-before or in the one that was wished for, as its records say, with exactly the shards of that layout on disk.
-`make test` takes one point and one change, chosen by CRASH_SEED, `make test-all` all.
+which is told nothing of workers or hosts, must go on with what had begun, and so must the one behind that if it dies over
+it.  Either way the job ends in the layout of before or in the one that was wished for, as its records say, with exactly
+the shards of that layout on disk.  `make test` takes one point and one change, chosen by CRASH_SEED, `make test-all` all.
 
 The directory of an armed point is filled while a run lasts, so that one run can be killed at one point again and again.
 """
@@ -82,9 +82,11 @@ REACHED: dict[str, list[str]] = {
 class Play:
     """A job that rows come to, one run after the other, armed at one point."""
 
-    def __init__(self, root: Path, point: str) -> None:
+    def __init__(self, root: Path, point: str, recovering: str | None = None) -> None:
         self.root = root
         self.point = point
+        self.recovering = recovering
+        """Where a death in the run that goes on behind a coordinator's is, too."""
         self.job = root / "job"
         self.left = root / "left"
         self.left.mkdir()
@@ -97,19 +99,18 @@ class Play:
         self.runs = 0
         self.driver: Driver
 
-    def run(self, *arguments: str) -> None:
-        """Start a run, and wait until it has committed a step."""
+    def run(self, *arguments: str, point: str | None = None) -> None:
+        """Start a run, and wait until it has committed a step, or died."""
         limits = ("--max-step-rows", "15", "--step-ms", "50")
         self.driver = Driver(
             [str(self.flow), "--dir", str(self.job), *limits, *arguments],
             self.root / f"run-{self.runs}",
-            environment(self.root) | {crash.VARIABLE: f"{self.point}={self.left}"},
+            environment(self.root) | {crash.VARIABLE: f"{point or self.point}={self.left}"},
         )
         self.runs += 1
         steps = len(self.harvest)
         self.fed = steps - ROWS_EVERY
         self.wait("a step", lambda: len(self.harvest) > steps)
-        assert not self.ended, self.driver.said()
 
     @property
     def ended(self) -> bool:
@@ -169,8 +170,7 @@ class Play:
         change, before, steps = CHANGES[name], self.placement(), len(self.harvest)
         # One that turns back soon has moved little.
         most = 1 if self.point in ONCE else 2 if change.cancelled else 6
-        for passage in range(Random(f"{SEED} {self.point} {name}").randint(1, most)):
-            (self.left / str(passage)).touch()
+        self.arm(Random(f"{SEED} {self.point} {name}").randint(1, most))
         self.ask(change)
         self.wait("its end", lambda: self.settled and told(self.job)["migration"]["state"] in OVER)
         if self.point in STEPS:
@@ -183,6 +183,10 @@ class Play:
             assert state == ("cancelled" if change.cancelled else "done"), self.describe()
         assert self.fired, f"{self.point} was not passed so often: {self.describe()}"
         self.judge(change, before, self.harvest.plans[steps:])
+
+    def arm(self, passages: int) -> None:
+        for passage in range(passages):
+            (self.left / str(passage)).touch()
 
     @property
     def fired(self) -> bool:
@@ -208,11 +212,21 @@ class Play:
 
     def go_on(self) -> None:
         """The coordinator is dead; another one goes on with what it finds."""
-        self.driver.clean_up()
-        assert self.driver.process.returncode == -signal.SIGKILL, self.describe()
-        self.run()
+        self.bury()
+        if self.recovering is not None:
+            self.arm(1)
+            self.run(point=self.recovering)
+            self.wait("a death in recovering", lambda: self.fired)
+        if self.ended:
+            self.bury()
+            self.run()
         self.wait("the end of what was found", lambda: self.settled)
         assert not self.ended, self.describe()
+
+    def bury(self) -> None:
+        """End what is left of a run whose coordinator was killed."""
+        self.driver.clean_up()
+        assert self.driver.process.returncode == -signal.SIGKILL, self.describe()
 
     def judge(self, change: Change, before: dict[str, Any], plans: Collection[dict[str, Any]]) -> None:
         """The layout is the one that the last committed intent leads to, the old one if there is none."""
@@ -242,8 +256,8 @@ class Play:
         assert self.stores_found() == self.stores_wanted()
 
 
-def play(root: Path, point: str, changes: Collection[str]) -> None:
-    job = Play(root, point)
+def play(root: Path, point: str, changes: Collection[str], recovering: str | None = None) -> None:
+    job = Play(root, point, recovering)
     try:
         job.run("--workers", "1", "--hosts", "1")
         for name in changes:
@@ -263,3 +277,9 @@ def test_a_sample_of_migrations(tmp_path: Path) -> None:
 @pytest.mark.parametrize("point", REACHED)
 def test_every_change_at_every_point(point: str, tmp_path: Path) -> None:
     play(tmp_path, point, REACHED[point])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["epoch.after", "rollback.shard", "recovery.opened", "drop.renamed"])
+def test_dying_again_in_recovering(point: str, tmp_path: Path) -> None:
+    play(tmp_path, "rescale.committed", ["sudden", "fluid", "turned", "split"], recovering=point)
