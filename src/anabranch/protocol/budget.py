@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 Nobody knows beforehand what a byte costs: reading, shipping and writing it depend on the keys, the disks and on what
 else the machines do.  So the budget is found as TCP finds its window: a step that moved state and stayed within the
-*limit* lets it grow by half, one that did not takes a third of it away.  The limit comes from the *baseline*, the median of the
-last steps without state, since what users notice is the difference:
+*limit* lets it grow by half, one that did not takes a third of it away.  The limit comes from the *baseline*, the
+median of the last steps without state, since what users notice is the difference:
 
     limit = min(1.5 · baseline + slack, max(target, 1.5 · baseline))
 
