@@ -11,7 +11,7 @@ import pytest
 from anabranch.errors import CorruptError, Fenced, JobDirError
 from anabranch.log.steplog import Progress, StepLog
 from anabranch.model.ids import Epoch, Step
-from anabranch.storage import Storage, open_storage
+from anabranch.storage import Storage, open_storage, record
 
 
 def step_log(path: Path) -> StepLog:
@@ -102,7 +102,10 @@ def test_the_two_newest_snapshots_are_kept(tmp_path: Path) -> None:
     # Behind a damaged one stands the other.
     (tmp_path / names[1]).write_bytes(b"damage")
     assert step_log(tmp_path).load() == progress
+    # And behind both all records, as long as none was trimmed.
     (tmp_path / names[0]).write_bytes(b"damage")
+    assert step_log(tmp_path).load() == progress
+    record.replace(open_storage(tmp_path), "first.json", {"first": 5})
     with pytest.raises(CorruptError, match=names[0]):
         step_log(tmp_path).load()
 

@@ -199,13 +199,14 @@ class StepLog:
         first = self.first
         snapshots = [name for name in self._snapshots() if _step_of(name) >= first]
         damage: CorruptError | None = None
-        # Behind a damaged one, the one before it and a longer tail add up to the same.
+        # Behind a damaged one, the one before it and a longer tail add up to the same; and so do all records, as long as
+        # none was trimmed.
         for name in reversed(snapshots):
             try:
                 return Progress.from_json(record.read(self._storage, name))
             except CorruptError as error:
                 damage = error
-        if damage is not None:
+        if damage is not None and first > 0:
             raise damage
         if first > 0:
             raise CorruptError(
