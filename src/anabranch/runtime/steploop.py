@@ -280,7 +280,8 @@ class StepLoop:
         else:
             moves = replace(moves, placement=replace(moves.placement, layout=layout))
         workers = len(layout.workers)
-        slices = self.planner.cut(backlog, self.co.sizer.next_rows(), settings.max_step_bytes, workers)
+        rows = self.co.sizer.next_rows(backlog.rows)
+        slices = self.planner.cut(backlog, rows, settings.max_step_bytes, workers)
         recorded = self.writer.submit(self._write_plan, slices, self.standing, moves)
         try:
             reports = self._attempt(slices, moves=moves)
