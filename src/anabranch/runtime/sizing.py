@@ -5,8 +5,6 @@ old ones forgotten by and by, and at once where a step lasted twice or half as l
 would tell nothing of either, so sizes sway a little around what is wanted.  Pure: it reads no clock.
 
 SIZE-1  The answer never exceeds the row limit, nor twice the largest of recent steps.
-SIZE-3  Where far more waits than a step would take, some steps take twice as many: a machine that became slow all of a
-        sudden may have done so whatever the rows, and steps of one size would never tell.
 SIZE-2  Where the fixed part alone eats the target, a step still gets as much time for rows as
         the fixed part takes: a slow machine must not starve the flow.
 """
@@ -20,8 +18,6 @@ _FORGET_SURPRISED = 0.3
 _SWAY = 0.07
 FIRST_ROWS = 10_000
 _LEAST = 100
-_PROBE_EVERY, _FAR_BEHIND = 7, 4
-"""One step in so many is larger, if that many times more waits."""
 _ALWAYS = 1_000
 """What counts as a recent step's size where all were smaller: a trickle tells nothing of a flood."""
 
@@ -70,15 +66,12 @@ class StepSizer:
         fixed = max(0.0, (seconds - slope * rows) / weight)
         return min(fixed, self._shortest), slope
 
-    def next_rows(self, backlog: int = 0) -> int:
-        """Rows for the next step, when so many wait."""
+    def next_rows(self) -> int:
+        """Rows for the next step."""
         fixed, slope = self.estimate()
         if slope <= 0:
             return min(self.first, self.max_rows)
         for_rows = max(self.target - fixed, fixed, 0.1 * self.target)
         sway = 1 + _SWAY if self._steps % 2 else 1 - _SWAY
-        wanted = sway * for_rows / slope
-        if self._steps % _PROBE_EVERY == 0 and backlog > _FAR_BEHIND * wanted:
-            wanted *= 2
-        wanted = min(wanted, 2 * self._largest, self.max_rows)
+        wanted = min(sway * for_rows / slope, 2 * self._largest, self.max_rows)
         return min(max(int(wanted), _LEAST), self.max_rows)

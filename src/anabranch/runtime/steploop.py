@@ -280,8 +280,7 @@ class StepLoop:
         else:
             moves = replace(moves, placement=replace(moves.placement, layout=layout))
         workers = len(layout.workers)
-        rows = self.co.sizer.next_rows(backlog.rows)
-        slices = self.planner.cut(backlog, rows, settings.max_step_bytes, workers)
+        slices = self.planner.cut(backlog, self.co.sizer.next_rows(), settings.max_step_bytes, workers)
         recorded = self.writer.submit(self._write_plan, slices, self.standing, moves)
         try:
             reports = self._attempt(slices, moves=moves)
