@@ -33,7 +33,7 @@ from chaos.rescales import told
 
 SEED = int(os.environ.get("CRASH_SEED", "1"))
 PATIENCE = 300.0
-ROWS = 700
+ROWS = 1000
 ROWS_EVERY = 3
 """Steps from one gift of rows to the next: a migration has to do with rows and without."""
 OVER = ("done", "cancelled", "failed")
@@ -86,7 +86,7 @@ class Play:
         self.root = root
         self.point = point
         self.recovering = recovering
-        """Where a death in the run that goes on behind a coordinator's is, too."""
+        """Where somebody dies in the run that goes on behind a coordinator that died."""
         self.job = root / "job"
         self.left = root / "left"
         self.left.mkdir()
@@ -100,7 +100,7 @@ class Play:
         self.driver: Driver
 
     def run(self, *arguments: str, point: str | None = None) -> None:
-        """Start a run, and wait until it has committed a step, or died."""
+        """Start a run, and wait until it can be asked for something, or has died."""
         limits = ("--max-step-rows", "15", "--step-ms", "50")
         self.driver = Driver(
             [str(self.flow), "--dir", str(self.job), *limits, *arguments],
@@ -108,9 +108,8 @@ class Play:
             environment(self.root) | {crash.VARIABLE: f"{point or self.point}={self.left}"},
         )
         self.runs += 1
-        steps = len(self.harvest)
-        self.fed = steps - ROWS_EVERY
-        self.wait("a step", lambda: len(self.harvest) > steps)
+        self.fed = len(self.harvest) - ROWS_EVERY
+        self.wait("its start", lambda: self.driver.started and len(self.harvest))
 
     @property
     def ended(self) -> bool:
@@ -149,6 +148,11 @@ class Play:
         placement = self.placement()
         return placement["intent"] is None and not placement["cuts"]
 
+    @property
+    def state(self) -> str | None:
+        """Of the last rescaling, if the coordinator has come to hear of one."""
+        return (told(self.job).get("migration") or {}).get("state")
+
     def stores_wanted(self) -> set[str]:
         placement = self.placement()
         layout, generation = placement["layout"], placement["generation"]
@@ -168,21 +172,25 @@ class Play:
     def change(self, name: str) -> None:
         """One change, with a death on its way."""
         change, before, steps = CHANGES[name], self.placement(), len(self.harvest)
-        # One that turns back soon has moved little.
-        most = 1 if self.point in ONCE else 2 if change.cancelled else 6
-        self.arm(Random(f"{SEED} {self.point} {name}").randint(1, most))
+        self.arm(Random(f"{SEED} {self.point} {name}").randint(1, self.passages(change)))
         self.ask(change)
-        self.wait("its end", lambda: self.settled and told(self.job)["migration"]["state"] in OVER)
+        self.wait("its end", lambda: self.settled and self.state in OVER)
         if self.point in STEPS:
             # A change may take fewer steps than it was to survive.
             self.wait("the coordinator's death", lambda: False)
         if self.ended:
             self.go_on()
         else:
-            state = told(self.job)["migration"]["state"]
-            assert state == ("cancelled" if change.cancelled else "done"), self.describe()
+            assert self.state == ("cancelled" if change.cancelled else "done"), self.describe()
         assert self.fired, f"{self.point} was not passed so often: {self.describe()}"
         self.judge(change, before, self.harvest.plans[steps:])
+
+    def passages(self, change: Change) -> int:
+        """How often the point is passed at least."""
+        if self.point in ONCE:
+            return 1
+        # Each stage with state sends once for all shards; and one that turns back soon has moved little.
+        return 2 if change.cancelled or self.point == "move.sent" else 6
 
     def arm(self, passages: int) -> None:
         for passage in range(passages):
@@ -217,14 +225,14 @@ class Play:
             self.arm(1)
             self.run(point=self.recovering)
             self.wait("a death in recovering", lambda: self.fired)
-        if self.ended:
+            self.wait("the end of what was found", lambda: self.settled)
             self.bury()
-            self.run()
+        self.run()
         self.wait("the end of what was found", lambda: self.settled)
         assert not self.ended, self.describe()
 
     def bury(self) -> None:
-        """End what is left of a run whose coordinator was killed."""
+        """End what is left of a run whose coordinator was killed, or kill it."""
         self.driver.clean_up()
         assert self.driver.process.returncode == -signal.SIGKILL, self.describe()
 

@@ -6,6 +6,7 @@ The very functions that Spark's tasks run; only the shuffle is a list.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ class InProcess:
     def layout(self) -> Layout:
         return self.placement.layout
 
-    def spec(self, attempt: Attempt, slices: dict[str, list[Slice]], moves: Moves | None = None) -> StepSpec:
-        placement = self.placement if moves is None else moves.placement
+    def spec(self, attempt: Attempt, slices: dict[str, list[Slice]]) -> StepSpec:
+        placement = self.placement
         return StepSpec(
             job="job",
             epoch=self.epoch,
@@ -68,13 +69,25 @@ class InProcess:
             incarnations=placement.incarnations,
             cuts=placement.cuts,
             generation=placement.generation,
-            moving=() if moves is None else moves.moving,
             marks_since=Step(0),
             markers=self.progress.markers,
             work=self.planner.assign(slices, placement.layout),
             state_root=str(self.root / "state"),
             outputs_root=str(self.root / "outputs"),
             keep_undo_from=Step(0),
+        )
+
+    def moving(self, spec: StepSpec, slices: dict[str, list[Slice]], moves: Moves) -> StepSpec:
+        """The attempt of a step that also moves state."""
+        placement = moves.placement
+        return replace(
+            spec,
+            layout=placement.layout,
+            incarnations=placement.incarnations,
+            cuts=placement.cuts,
+            generation=placement.generation,
+            moving=moves.moving,
+            work=self.planner.assign(slices, placement.layout),
         )
 
     def cut(self, rows: int) -> dict[str, list[Slice]]:
@@ -90,7 +103,9 @@ class InProcess:
         moves: Moves | None = None,
     ) -> list[Report]:
         """Run one attempt of the next step; `stop_after` ends it behind that stage, as a crash would."""
-        spec = self.spec(Attempt(number), slices, moves)
+        spec = self.spec(Attempt(number), slices)
+        if moves is not None:
+            spec = self.moving(spec, slices, moves)
         waiting: list[list[bytes]] = [[] for _ in range(spec.workers)]
         reports: list[Report] = []
         for stage in range(self.plan.depth + 1):

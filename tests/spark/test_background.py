@@ -101,9 +101,10 @@ def test_a_flow_goes_on_from_a_checkpoint_on_other_workers_and_hosts(job: Checkp
     shutil.rmtree(job.root / "state")
     job.progress = progress
     job.epoch = Epoch(2)
-    job.layout = rescale(
+    layout = rescale(
         job.layout, 4, [HostId("host-1"), HostId("other"), HostId("third")], _Same(len(job.layout.shards))
     )
+    job.placement = replace(job.placement, layout=layout)
     assert {found.state for many in job.each(shard_versions, regions=job.regions) for found in many} == {
         "missing"
     }
