@@ -24,7 +24,7 @@ from anabranch.runtime.observe import Silent
 from anabranch.runtime.outputs import table
 
 JOB = Path("demo-job")
-RATE = 30_000
+RATE = 10_000
 KEYS = 100_000
 WARM, STEADY = 8.0, 8.0
 MARK_EVERY, MARK_MS = 0.5, 100
