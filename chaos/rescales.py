@@ -105,6 +105,9 @@ def rescale(round_: Round) -> None:
     if _ask(round_, *wanted):
         round_.rescales.open = True
         round_.count("rescales", f"rescale {' '.join(wanted)}")
+        if rng.random() < 0.25:
+            # By the next action, a second or two later, such small state has moved.
+            cancel(round_)
 
 
 def leave_host(round_: Round) -> None:
