@@ -234,7 +234,7 @@ class Round:
         raise Failed(f"the driver ended by itself with {self.driver.process.returncode}: {said}")
 
     def _count_ended(self) -> None:
-        for ended, migration in self.rescales.look(len(self._drivers)):
+        for ended, migration in self.rescales.look(self.driver.process.pid):
             self.count(ended, f"a migration is {ended}: {migration}")
 
     def _restore(self) -> None:

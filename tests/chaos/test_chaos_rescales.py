@@ -17,7 +17,7 @@ def layout(job: Path, version: int, workers: int, **why: Any) -> None:
     record.create(open_storage(job), f"layouts/{version:09d}.json", value)
 
 
-def told(job: Path, number: int, state: str, **more: Any) -> None:
+def told(job: Path, number: int, state: str, process: int = 1, **more: Any) -> None:
     migration = {
         "id": number,
         "began": 1000.0 + number,
@@ -26,7 +26,7 @@ def told(job: Path, number: int, state: str, **more: Any) -> None:
         "to": {"workers": 3},
         "layout": None,
     }
-    record.replace(open_storage(job), "status.json", {"migration": migration | more})
+    record.replace(open_storage(job), "status.json", {"process": process, "migration": migration | more})
 
 
 def kinds(ended: list[tuple[str, str]]) -> list[str]:
@@ -44,7 +44,7 @@ def test_each_end_is_counted_once(tmp_path: Path) -> None:
     assert rescales.look(1) == []
     # The next driver has not said anything yet, and what its predecessor said is still there.
     assert rescales.look(2) == []
-    told(tmp_path, 1, "failed", began=5000.0)
+    told(tmp_path, 1, "failed", process=2, began=5000.0)
     assert kinds(rescales.look(2)) == ["given_up"]
 
 
