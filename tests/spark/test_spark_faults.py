@@ -84,7 +84,7 @@ def test_a_lost_shuffle_file(spark: SparkContext, tmp_path: Path) -> None:
 
     faults = Faults()
     flow = counting_flow(lose, tmp_path / "done")
-    run(flow, tmp_path / "job", workers=6, until_idle=True, context=spark, listener=faults)
+    run(flow, tmp_path / "job", workers=12, until_idle=True, context=spark, listener=faults)
     assert faults.seen
     check(tmp_path / "job")
 
