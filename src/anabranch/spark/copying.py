@@ -25,7 +25,7 @@ from anabranch.model.ids import HostId, RegionId, ShardId, Step
 from anabranch.model.placement import Copy
 from anabranch.spark import failure
 from anabranch.spark.asking import guarded
-from anabranch.spark.background import lower_priority, markers_of
+from anabranch.spark.background import lower_priority, markers_of, run_low
 from anabranch.spark.dag import Dag, Exchanging
 from anabranch.spark.moving import marks_since
 from anabranch.spark.shards import copy_path, host_dir, identity
@@ -169,7 +169,7 @@ class _In:
 
     def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
         try:
-            size = self._fill(self.work.hosts[partition], blobs)
+            size = run_low(lambda: self._fill(self.work.hosts[partition], blobs))
         except AnabranchError as error:
             raise failure.wrap(error) from error
         yield b"%d" % size
