@@ -8,7 +8,6 @@ layout alone.
 
 RSC-1  The placement changes only with a committed step: it stands in the step's plan record.
 RSC-2  From the first step of a migration on, its intent stands there too: a coordinator that finds it goes on with it.
-RSC-3  A copy that was left behind is deleted behind every checkpoint that was begun before the step that left it.
 
 Must not know: how a step is run.
 """
