@@ -22,7 +22,7 @@ def obey(path: str, body: dict[str, Any], rescaler: Rescaler, standing: Standing
         case "/rescale/cancel":
             return rescaler.cancel()
         case "/weigh":
-            rescaler.weigh = True
+            rescaler.scales.wanted = True
             return {}
         case "/hosts":
             return {"hosts": describe_hosts(rescaler, standing)}
@@ -31,7 +31,7 @@ def obey(path: str, body: dict[str, Any], rescaler: Rescaler, standing: Standing
 
 def describe_hosts(rescaler: Rescaler, standing: Standing) -> list[dict[str, Any]]:
     """The hosts that the flow uses, and those that it could use."""
-    placement, alive, sizes = standing.placement, rescaler.alive(), rescaler.sizes
+    placement, alive, sizes = standing.placement, rescaler.alive(), rescaler.scales.sizes
     hosts = []
     for host in dict.fromkeys([*placement.layout.hosts, *(alive or ())]):
         copies = placement.copies_at(host)

@@ -13,6 +13,7 @@ from anabranch.model.ids import ShardId
 from anabranch.model.layout import Layout
 from anabranch.model.placement import Copy, Intent
 from anabranch.protocol import migration as machine
+from anabranch.runtime.standing import Moves
 
 
 @dataclass(slots=True)
@@ -53,6 +54,8 @@ class Rescaling:
     finishing: bool = False
     """Whether the next step runs in the final layout."""
     cancelled: bool = False
+    planned: Moves | None = None
+    """What the step under way does for it."""
     left: dict[ShardId, list[Copy]] = field(default_factory=dict)
     """The copies that shards have left behind."""
     arriving: dict[ShardId, Copy] = field(default_factory=dict)
@@ -61,6 +64,13 @@ class Rescaling:
     @property
     def over(self) -> bool:
         return self.state in ("done", "cancelled", "failed")
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether a step should run even if there is nothing to read."""
+        if self.over:
+            return False
+        return self.finishing or (self.machine is not None and self.machine.phase is machine.Phase.MOVING)
 
     @property
     def intent(self) -> Intent:

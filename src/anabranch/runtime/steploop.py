@@ -248,12 +248,12 @@ class StepLoop:
         if (wanted := self.rescaler.stop_start()) is not None:
             self._stop_start(wanted)
         self.co.board.checkpoints(self.checkpointer.summary())
-        self.co.board.rescaling(self.rescaler.summary(), self.rescaler.weighed())
+        self.co.board.rescaling(self.rescaler.summary(), self.rescaler.scales.to_json())
 
     def _obey(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Do what somebody asked for through the control endpoint."""
         answer = obey(path, body, self.rescaler, self.standing)
-        self.co.board.rescaling(self.rescaler.summary(), self.rescaler.weighed(), now=True)
+        self.co.board.rescaling(self.rescaler.summary(), self.rescaler.scales.to_json(), now=True)
         return answer
 
     def _alive(self) -> list[HostId] | None:
@@ -342,7 +342,7 @@ class StepLoop:
         work = self.planner.assign(slices, layout)
         self._enlist(layout)
         self.fleet.step_began(step)
-        return self.attempts.run(self.standing, work, replayed, moves, weigh=self.rescaler.weigh)
+        return self.attempts.run(self.standing, work, replayed, moves, weigh=self.rescaler.scales.wanted)
 
     def _enlist(self, layout: Layout) -> None:
         """Begin a round with the workers of a step, where it has others than the last one.

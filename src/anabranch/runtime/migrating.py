@@ -1,0 +1,319 @@
+"""Leads one rescaling at a time from layout to layout, as the machine in `protocol.migration` says.
+
+Theory of operation.  The new workers are prepared beside the steps (directories, Spark handles, processes), and shards are
+weighed.  Then a step begins that runs in the *joined* placement: the target's workers are there, shards that stay on their
+host have their new owners, and as much state as the machine says travels in that step and the following ones.  When all of
+it is at its place and what it left behind is dropped, one more step runs in the target layout alone.  Where shards split or
+merge and move as well, these are *legs* of one rescaling, each with a machine of its own.
+
+MGR-1  The placement changes only with a committed step: it stands in the step's plan record.
+MGR-2  From the first step of a migration on, its intent stands there too.
+
+Must not know: how a step is run, or which rescaling is the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from anabranch import crash
+from anabranch.errors import AnabranchError, EngineError
+from anabranch.model.ids import ShardId, Step
+from anabranch.model.placement import Placement, moved, next_version, overlaps, resharded
+from anabranch.protocol import migration as machine
+from anabranch.runtime.carrying import Carrier, coming_spec
+from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.rescaled import Rescaling
+from anabranch.runtime.settings import Settings
+from anabranch.runtime.standing import Moves, Standing
+from anabranch.runtime.targets import (
+    Journeys,
+    begin_leg,
+    choose,
+    journeys,
+    moves_of,
+    reshard_moves,
+    resharding,
+)
+from anabranch.runtime.weighing import Scales
+from anabranch.spark.spec import Report
+
+LAYOUT_COMMITTED = crash.declare(
+    "rescale.committed", "a step has changed the layout, nothing was dropped yet"
+)
+FINISHED = crash.declare(
+    "rescale.finished", "the last step of a migration is committed, its layout record not written"
+)
+_TRIES = 3
+"""How often a rescaling is prepared before it is given up: a process may die at any time."""
+
+
+class Migrator:
+    """Moves shards of one run.  All methods are for the step loop's thread, and for a rescaling that is not over."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        jobdir: JobDir,
+        carrier: Carrier,
+        scales: Scales,
+        note: Callable[[str], None],
+    ) -> None:
+        self.settings = settings
+        self.jobdir = jobdir
+        self.carrier = carrier
+        self.scales = scales
+        self.note = note
+
+    # What the rescaler wants.
+
+    def prepare(self, current: Rescaling, standing: Standing) -> None:
+        """Make ready, beside the steps, what the next leg needs."""
+        current.state, current.leg_begun = "preparing", False
+        placement, current.shards = begin_leg(standing.placement, current.intent)
+        self.carrier.prepare(
+            coming_spec(standing, placement),
+            current.target.workers,
+            partial(self._prepared, current, placement, standing),
+        )
+
+    def next_leg(self, current: Rescaling, standing: Standing) -> None:
+        """Go on behind a leg, or behind a recovery; when nothing is left to be done, the next step is the last."""
+        current.end_leg()
+        placement, shards = begin_leg(standing.placement, current.intent)
+        if shards is None and not placement.cuts and not journeys(placement, {}).moves:
+            current.finishing = True
+            return
+        current.finishing = False
+        self.prepare(current, standing)
+
+    def turn_back(self, current: Rescaling) -> None:
+        """Lead back to where it began; once is enough."""
+        if current.cancelled:
+            return
+        current.cancelled = True
+        # A leg in which shards have split or merged goes to its end, and the next one turns back.
+        if current.machine is not None and not (current.shards and current.begun):
+            self._tell(current, machine.CancelAsked())
+
+    def poll(self, current: Rescaling, standing: Standing) -> None:
+        """Begin the next leg when one is over, and keep the undo records that a copy beside the steps needs."""
+        if current.leg_over:
+            self.next_leg(current, standing)
+        if current.machine is not None:
+            standing.hold_undo_from = current.machine.copied or standing.hold_undo_from
+
+    def next_moves(self, current: Rescaling, standing: Standing, *, snapshot: bool) -> Moves | None:
+        """What the next step does besides its work; None: nothing."""
+        current.planned = None
+        if current.finishing:
+            goal = current.origin if current.cancelled else current.target
+            current.planned = Moves(next_version(standing.placement, goal, intent=None))
+        elif current.machine is not None:
+            current.planned = self._joined_moves(current, standing, snapshot)
+        return current.planned
+
+    def _joined_moves(self, current: Rescaling, standing: Standing, snapshot: bool) -> Moves | None:
+        assert current.machine is not None
+        pieces: Sequence[machine.Piece] = ()
+        held = tuple(map(ShardId, range(len(standing.layout.shards)))) if snapshot else ()
+        for command in current.machine.handle(machine.StepAsked(standing.progress.next_step, held)):
+            if isinstance(command, machine.MoveInStep):
+                pieces = command.pieces
+            else:
+                self._obey(current, command, standing)
+        current.machine.validate()
+        if not pieces and (current.shards or current.machine.phase is machine.Phase.COPYING):
+            # Nothing changes before the copies are there.
+            return None
+        placement = replace(standing.placement, intent=current.intent)
+        if not current.leg_begun:
+            placement, _ = begin_leg(standing.placement, current.intent)
+        if not pieces and placement == standing.placement:
+            return None
+        if current.shards:
+            moves = reshard_moves(placement, current.shards, pieces[0].since, standing.progress.markers)
+            current.left = {}
+            for copy in placement.copies():
+                first = ShardId(copy.shard * current.shards // len(placement.layout.shards))
+                current.left.setdefault(first, []).append(copy)
+        else:
+            moves = moves_of(placement, pieces, standing.progress.markers)
+            for piece, moving in zip(pieces, moves.moving, strict=True):
+                current.arriving[piece.shard] = moving.source if piece.back else moving.target
+                if piece.last and not piece.back:
+                    current.left[piece.shard] = [moving.source]
+        placement = moves.placement
+        if placement.version == standing.placement.version:
+            placement = next_version(placement, placement.layout)
+        return replace(moves, placement=placement)
+
+    def committed(
+        self, current: Rescaling, standing: Standing, seconds: float, reports: Sequence[Report]
+    ) -> None:
+        """A step was committed, whether or not it moved anything."""
+        planned, current.planned = current.planned, None
+        current.steps.append(seconds)
+        if planned is not None:
+            crash.point(LAYOUT_COMMITTED)
+        if current.finishing and planned is not None:
+            self._finish(current, standing)
+            return
+        if current.machine is not None:
+            size = sum(sum(report.collected.values()) for report in reports)
+            current.begun = current.begun or planned is not None
+            current.leg_begun = current.leg_begun or planned is not None
+            current.bytes_moved += 0 if current.shards else size
+            step = Step(standing.progress.next_step - 1)
+            self._tell(current, machine.StepCommitted(step, seconds, size), standing)
+            self._show(current)
+
+    def aborted(self, current: Rescaling, step: Step) -> None:
+        """The step was given up; a recovery follows."""
+        current.planned = None
+        if current.machine is not None:
+            self._tell(current, machine.StepAborted(step))
+
+    def _finish(self, current: Rescaling, standing: Standing) -> None:
+        crash.point(FINISHED)
+        current.target = standing.layout if not current.cancelled else current.target
+        current.end("cancelled" if current.cancelled else "done")
+        self.jobdir.write_layout(standing.placement, Step(standing.progress.next_step - 1), current.why())
+        self.carrier.keep_handles(standing.layout.workers)
+        standing.hold_undo_from = None
+
+    # What the machine orders.
+
+    def _tell(self, current: Rescaling, event: machine.Event, standing: Standing | None = None) -> None:
+        assert current.machine is not None
+        commands = current.machine.handle(event)
+        current.machine.validate()
+        for command in commands:
+            self._obey(current, command, standing)
+
+    def _obey(self, current: Rescaling, command: machine.Command, standing: Standing | None) -> None:
+        match command:
+            case machine.StartCopy(shards, since):
+                assert standing is not None, "copies start between steps"
+                self._copy(current, shards, since, standing)
+            case machine.DropSources(shards):
+                left = [copy for shard in shards for copy in current.left.pop(shard, ())]
+                self.carrier.drop(left, partial(self._dropped, current, shards))
+            case machine.DropCopies(shards):
+                made = [current.arriving.pop(shard) for shard in shards if shard in current.arriving]
+                self.carrier.drop(made, partial(self._dropped, current, shards))
+            case machine.Finish(cancelled):
+                if cancelled and not current.begun:
+                    current.end("cancelled")
+                else:
+                    current.leg_over = True
+
+    def _copy(
+        self, current: Rescaling, shards: Sequence[ShardId], since: Step | None, standing: Standing
+    ) -> None:
+        assert current.machine is not None
+        at = standing.progress.next_step
+        if standing.hold_undo_from is None:
+            standing.hold_undo_from = at
+        placement, _ = begin_leg(standing.placement, current.intent)
+        if current.shards:
+            after = resharded(placement, current.shards)
+        else:
+            after = placement
+            for move in current.machine.moves:
+                if move.shard in shards:
+                    after = moved(after, move.shard, move.target, move.low, move.end, back=False)
+        pairs = [
+            pair for pair in overlaps(placement, after) if pair[1].shard in shards and pair[0] != pair[1]
+        ]
+        current.arriving |= {target.shard: target for _, target, _, _ in pairs}
+        self.carrier.copy(standing, pairs, since, partial(self._copied, current, at, standing))
+
+    # What was done beside the steps.
+
+    def _prepared(
+        self, current: Rescaling, placement: Placement, standing: Standing, future: Future[Any]
+    ) -> None:
+        try:
+            self.scales.take(future.result(), standing)
+        except AnabranchError as error:
+            self._unprepared(current, standing, error)
+            return
+        if current.cancelled and not current.begun:
+            current.end("cancelled")
+            return
+        if placement.intent != current.intent:
+            # It was cancelled meanwhile, and what was prepared leads to the other end.
+            self.next_leg(current, standing)
+            return
+        sizes = self.scales.sizes
+        current.left = {}
+        current.arriving = {}
+        if current.shards:
+            left = Journeys(resharding(placement, current.shards, sizes), {}, frozenset())
+            strategy = machine.Strategy.HOT
+        else:
+            left = journeys(placement, sizes)
+            current.bytes_total = current.bytes_moved + sum(_left(move, left.cursors) for move in left.moves)
+            current.strategy = choose(current.asked, current.bytes_total)
+            strategy = machine.Strategy(current.strategy)
+        settings = machine.Settings(strategy, current.budget, target_seconds=self.settings.target_seconds)
+        cursors = left.cursors if current.begun else None
+        # The moves lead to where the intent says, cancelled or not: to the machine they are what is to be done.
+        current.machine = machine.Migration(
+            settings, left.moves, cursors, standing.progress.next_step, left.backwards
+        )
+        self._tell(current, machine.Prepared(sizes), standing)
+        self._show(current)
+
+    def _unprepared(self, current: Rescaling, standing: Standing, error: AnabranchError) -> None:
+        if current.begun:
+            # Only hosts that are there can go on; recovery will find out.
+            self.note(f"rescaling {current.number} waits: {error}")
+            self.prepare(current, standing)
+            return
+        current.failures += 1
+        if current.failures < _TRIES and isinstance(error, EngineError) and not current.cancelled:
+            self.note(f"rescaling {current.number} is prepared again: {error}")
+            self.prepare(current, standing)
+            return
+        current.end("failed", str(error))
+        self.note(f"rescaling {current.number} failed, nothing has changed: {error}")
+
+    def _copied(self, current: Rescaling, at: Step, standing: Standing, future: Future[Any]) -> None:
+        if current.over or current.machine is None:
+            return
+        try:
+            size = int(future.result())
+        except AnabranchError as error:
+            self.note(f"a copy beside the steps failed and is tried again: {error}")
+            self._tell(current, machine.CopyFailed(str(error)), standing)
+        else:
+            current.bytes_moved += 0 if current.shards else size
+            self._tell(current, machine.CopyDone(at, size), standing)
+        self._show(current)
+
+    def _dropped(self, current: Rescaling, shards: tuple[ShardId, ...], future: Future[Any]) -> None:
+        try:
+            future.result()
+        except AnabranchError as error:
+            # What could not be deleted is swept by the next recovery; nobody trusts it.
+            self.note(f"a copy that was left behind could not be deleted: {error}")
+        if current.machine is not None:
+            self._tell(current, machine.Dropped(shards))
+
+    def _show(self, current: Rescaling) -> None:
+        """Say in which phase it is.  When the machine is done, a step in the final layout is still to come."""
+        if not current.over and current.machine is not None:
+            phase = current.machine.phase
+            current.state = "dropping" if phase is machine.Phase.DONE else phase.value
+
+
+def _left(move: machine.Move, cursors: Mapping[ShardId, int]) -> int:
+    """The bytes of a move that are still to go, estimated."""
+    cursor = cursors.get(move.shard, move.low)
+    return move.size * (move.end - cursor) // (move.end - move.low)
