@@ -75,6 +75,17 @@ def test_follows_a_machine_that_becomes_slower() -> None:
     assert 0.1 <= seconds <= 0.3
 
 
+def test_a_single_step_that_was_held_up_changes_nothing() -> None:
+    sizer = StepSizer(0.2, 20_000_000)
+    simulate(sizer, 0.05, 1e-6, 60)
+    rows = sizer.next_rows()
+    sizer.observe(rows, 2.0)
+    assert sizer.next_rows() == rows
+    # But two in a row do.
+    sizer.observe(rows, 2.0)
+    assert sizer.next_rows() < rows / 2
+
+
 observations = st.lists(
     st.tuples(st.integers(0, 10**8), st.floats(0.0, 1e4, allow_nan=False)), min_size=0, max_size=30
 )

@@ -1,8 +1,11 @@
 """How many rows the next step takes, so that it lasts about as long as the user wants.
 
 A step's duration is close to `fixed + per_row · rows`.  Both are estimated from recent steps, with
-old ones forgotten by and by, and at once where a step lasted twice or half as long as they said.  Steps of one size
-would tell nothing of either, so sizes sway a little around what is wanted.  Pure: it reads no clock.
+old ones forgotten by and by.  Steps of one size would tell nothing of either, so sizes sway a little around what is
+wanted.  Where a step lasted less than half as long as they said, or two in a row more than twice as long, both
+are wrong by as much.  One late step alone was held up by something that has nothing to do with its rows (a new process,
+another program, a busy disk), and smaller steps behind it would only keep the flow from catching up: it is not counted.
+Pure: it reads no clock.
 
 SIZE-1  The answer never exceeds the row limit, nor twice the largest of recent steps.
 SIZE-2  Where the fixed part alone eats the target, a step still gets as much time for rows as
@@ -14,8 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 _FORGET = 0.9
-_FORGET_SURPRISED = 0.3
 _SWAY = 0.07
+_MOST = 1_000.0
+"""How many times as long steps may become at once."""
 FIRST_ROWS = 10_000
 _LEAST = 100
 _ALWAYS = 1_000
@@ -34,6 +38,8 @@ class StepSizer:
     _steps: int = 0
     # Weighted sums over past steps: of weights, rows, seconds, rows², rows·seconds.
     _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+    # Whether the last step lasted far longer than it should have.
+    _held_up: bool = False
     # No less than the fixed part, as far as that has not grown by more than a fiftieth each step.
     _shortest: float = float("inf")
 
@@ -44,13 +50,23 @@ class StepSizer:
         """Take in one step."""
         fixed, slope = self.estimate()
         expected = fixed + slope * rows
-        known = self._steps > 0 and 0.5 * expected <= seconds <= 2 * expected
-        forget = _FORGET if known else _FORGET_SURPRISED
+        late = self._steps > 0 and 0 < 2 * expected < seconds
+        late_again, self._held_up = late and self._held_up, late
+        if late and not late_again:
+            return
+        if late_again or seconds < 0.5 * expected:
+            self._rescale(min(seconds / expected, _MOST))
         values = (1.0, float(rows), seconds, float(rows) * rows, rows * seconds)
-        self._sums = [old * forget + new for old, new in zip(self._sums, values, strict=True)]
+        self._sums = [old * _FORGET + new for old, new in zip(self._sums, values, strict=True)]
         self._shortest = min(self._shortest * 1.02, seconds)
         self._largest = max(rows, 0.95 * self._largest, _ALWAYS)
         self._steps += 1
+
+    def _rescale(self, factor: float) -> None:
+        """As if all steps had lasted so many times as long."""
+        weight, rows, seconds, squares, products = self._sums
+        self._sums = [weight, rows, factor * seconds, squares, factor * products]
+        self._shortest *= factor
 
     def estimate(self) -> tuple[float, float]:
         """(fixed seconds, seconds per row) as far as they can be told."""
