@@ -5,8 +5,6 @@ idle.  With one pool for all, a checkpoint took a process that had the step's sh
 with a million keys, instead of 0.1.  So background work asks for an environment of its own.  Its processes have a low
 priority for life, with all threads of the libraries in them; an unprivileged process could not raise it again for a
 step.
-
-Knows nothing but the standard library: a process lowers its priority before it loads anything.
 """
 
 from __future__ import annotations
