@@ -34,7 +34,7 @@ from anabranch.protocol.migration import (
 
 SUDDEN = Settings(Strategy.SUDDEN)
 FLUID = Settings(Strategy.FLUID, budget=40)
-HOT = Settings(Strategy.HOT, switch_below=10)
+HOT = Settings(Strategy.HOT, switch_below=10, batch=2)
 
 
 def move(shard: int, source: int = 0, target: int = 9, size: int = 100) -> Move:
@@ -201,7 +201,7 @@ def test_rounds_of_hot(sizes: list[int], rounds: int) -> None:
 
 
 def test_hot_copies_anew_once_and_then_goes_on_as_fluid() -> None:
-    driver = Driver(Migration(Settings(Strategy.HOT, budget=40), [move(0), move(1)]))
+    driver = Driver(Migration(Settings(Strategy.HOT, budget=40, batch=2), [move(0), move(1)]))
     driver.tell(Prepared({}))
     driver.tell(CopyDone(Step(0), 10**9))
     assert driver.tell(CopyFailed("disk")) == [StartCopy(shards(0, 1), None)]
@@ -364,9 +364,9 @@ def test_a_shard_that_is_done_moves_the_other_way_when_its_old_copy_is_gone() ->
 @pytest.mark.parametrize("strategy", Strategy)
 def test_everything_comes_back_after_the_switch(strategy: Strategy) -> None:
     driver = prepared(Settings(strategy, batch=2, budget=1000), [move(0), move(1), move(2)])
-    if strategy is Strategy.HOT:
-        driver.tell(CopyDone(Step(0), 0))
     while driver.machine.phase is not Phase.DROPPING:
+        if driver.machine.phase is Phase.COPYING:
+            driver.tell(CopyDone(driver.step, 0))
         driver.ask()
         driver.commit()
     driver.tell(CancelAsked())
@@ -452,7 +452,7 @@ def copied(settings: Settings, moves: list[Move], size: int) -> Driver:
 
 
 def test_hot_switches_no_more_shards_in_a_step_than_the_budget_allows() -> None:
-    settings = Settings(Strategy.HOT, budget=50, switch_below=1000)
+    settings = Settings(Strategy.HOT, budget=50, switch_below=1000, batch=6)
     # 20 bytes each, from two workers that give side by side.
     driver = copied(settings, [move(shard, source=shard % 2, target=2) for shard in range(6)], 120)
     switched = []
@@ -462,6 +462,19 @@ def test_hot_switches_no_more_shards_in_a_step_than_the_budget_allows() -> None:
         switched.append([piece.shard for piece in pieces])
         driver.commit()
     assert switched == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_hot_copies_some_shards_and_switches_to_them_before_it_copies_the_next() -> None:
+    settings = Settings(Strategy.HOT, budget=1000, switch_below=1000, batch=2)
+    driver = copied(settings, [move(shard, source=shard % 2) for shard in range(3)], 120)
+    assert [(piece.shard, piece.since) for piece in driver.ask()] == [(0, Step(0)), (1, Step(0))]
+    assert driver.commit() == [DropSources(shards(0, 1)), StartCopy(shards(2), None)]
+    assert driver.machine.copied is None
+    assert driver.ask() == (), "it is being copied"
+    driver.commit()
+    driver.tell(CopyDone(Step(2), 60))
+    assert [(piece.shard, piece.since) for piece in driver.ask()] == [(2, Step(2))]
+    assert driver.commit() == [DropSources(shards(2))]
 
 
 def test_hot_switches_at_least_one_shard() -> None:

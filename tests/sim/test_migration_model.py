@@ -21,7 +21,7 @@ SETTINGS = {
     Strategy.BATCHED: Settings(Strategy.BATCHED, batch=1),
     Strategy.FLUID: Settings(Strategy.FLUID, budget=1),
     # Fluid is what it becomes.
-    Strategy.HOT: Settings(Strategy.HOT, budget=1, switch_below=1, most_rounds=3),
+    Strategy.HOT: Settings(Strategy.HOT, budget=1, switch_below=1, most_rounds=3, batch=2),
 }
 OUT = Case(owners=(0,), goals=(1,))
 IN = Case(owners=(0, 1), goals=(0, 0))
@@ -74,6 +74,15 @@ def case(strategy: Strategy, base: Case) -> Case:
 @pytest.mark.parametrize("name", SMALL)
 def test_all_interleavings_of_a_migration(name: str, strategy: Strategy) -> None:
     assert explore(Rescaling(case(strategy, SMALL[name]))).settled > 0
+
+
+@pytest.mark.parametrize(
+    "base",
+    [replace(APART, crashes=1, idle=0), replace(APART, cancels=1, idle=0), replace(IN, copy_failures=1)],
+)
+def test_hot_copies_one_shard_after_the_other(base: Case) -> None:
+    settings = replace(SETTINGS[Strategy.HOT], batch=1)
+    assert explore(Rescaling(replace(base, settings=settings))).settled > 0
 
 
 @pytest.mark.slow

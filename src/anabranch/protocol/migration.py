@@ -15,8 +15,9 @@ How the pieces of a step are chosen is all that strategies differ in:
     SUDDEN    everything at once, in several steps only if it is above `most_per_step`
     BATCHED   some whole shards a step
     FLUID     as many bytes a step as the budget allows; sources side by side, shard after shard, large ones cut
-    HOT       nothing while copies are made in the background, round after round of what changed since the last;
-              then whole shards with what changed since the last round: all in one step, if the budget allows it
+    HOT       nothing while some shards are copied in the background, round after round of what changed since the last;
+              then these shards with what changed since the last round, whole, in one step if the budget allows it;
+              then the next ones, so that little time passes from a copy to its switch, and little changes
 
 What a shard leaves behind is dropped as soon as it is whole elsewhere; the driver puts the drop off as long as a
 checkpoint reads the copy, and reports it with `Dropped`.  The migration ends when all are whole and all is dropped.
@@ -196,7 +197,7 @@ class Migration:
         self._strategy = Strategy.FLUID if fluid else settings.strategy
         self._copied: Step | None = None  # all steps below it are in the background copies
         self._rounds: tuple[int, ...] = ()  # bytes of each round of the copies at the targets
-        self._in_round = 0  # how many shards were copied in it
+        self._group: tuple[ShardId, ...] = ()  # the shards that are copied, and then switched to
         self._copying = False
         self._copy_failed = False
 
@@ -244,7 +245,7 @@ class Migration:
         commands: list[Command] = []
         match event:
             case Prepared(sizes) if self.phase is Phase.PREPARING:
-                commands = self._prepared(sizes)
+                self._prepared(sizes)
             case StepAsked(step, held):
                 return [self._ask(step, held)]
             case StepCommitted(step, seconds, moved_bytes):
@@ -299,15 +300,12 @@ class Migration:
 
     # --- events
 
-    def _prepared(self, sizes: Mapping[ShardId, int]) -> list[Command]:
+    def _prepared(self, sizes: Mapping[ShardId, int]) -> None:
         self._tracks = {
             shard: replace(track, move=replace(track.move, size=sizes.get(shard, track.move.size)))
             for shard, track in self._tracks.items()
         }
         self.phase = Phase.MOVING
-        if self._strategy is Strategy.HOT and self._todo():
-            return self._copy(None)
-        return []
 
     def _ask(self, step: Step, held: Collection[ShardId]) -> MoveInStep:
         again = self._under_way
@@ -356,7 +354,7 @@ class Migration:
             return self._copy(None)
         self._strategy = Strategy.FLUID
         self.phase = Phase.MOVING
-        return self._drop_copies(self._tracks)
+        return self._drop_copies(self._group)
 
     def _dropped(self, shards: Collection[ShardId]) -> None:
         tracks = dict(self._tracks)
@@ -386,6 +384,9 @@ class Migration:
         self._mark((track.move.shard for track in idle if track.back and not track.arrived), drop=Drop.GONE)
         if self.phase in (Phase.MOVING, Phase.DROPPING):
             self.phase = Phase.MOVING if self._todo() else Phase.DROPPING
+        switched = all(self._tracks[shard].whole for shard in self._group)
+        if self._strategy is Strategy.HOT and self.phase is Phase.MOVING and switched:
+            commands += self._copy_next()
         over = all(track.whole and track.drop is Drop.GONE for track in self._tracks.values())
         if over and self.phase is Phase.DROPPING:
             self.phase = Phase.DONE
@@ -420,13 +421,20 @@ class Migration:
     def _todo(self) -> list[Track]:
         return [track for track in self._tracks.values() if track.turns or not track.whole]
 
+    def _copy_next(self) -> list[Command]:
+        """The last group has switched: begin with the next one."""
+        todo = self._side_by_side(self._todo())
+        if not self.settings.at_once:
+            todo = todo[: self._batch]
+        self._forget_copies()
+        self._group = tuple(track.move.shard for track in todo)
+        return self._copy(None)
+
     def _copy(self, since: Step | None) -> list[Command]:
         self.phase = Phase.COPYING
         self._copying = True
-        shards = tuple(track.move.shard for track in self._todo())
-        self._in_round = len(shards)
-        self._mark(shards, arrived=True)
-        return [StartCopy(shards, since)]
+        self._mark(self._group, arrived=True)
+        return [StartCopy(self._group, since)]
 
     def _forget_copies(self) -> None:
         self._copying = False
@@ -447,18 +455,22 @@ class Migration:
             for track in self._todo()
             if track.drop is Drop.NONE and not (track.back and track.move.shard in held)
         ]
-        if self._strategy is Strategy.HOT and self.settings.at_once:
-            return tuple(track.piece(track.left, self._copied) for track in ready)
+        if self._strategy is Strategy.HOT:
+            ready = [track for track in ready if track.move.shard in self._group]
+            if self.settings.at_once:
+                return tuple(track.piece(track.left, self._copied) for track in ready)
         if self._adapts and self._budget.rests:
             return ()
-        queues = by_giver(ready)
         if self._strategy is Strategy.HOT:
-            return choose_whole(queues, self.budget, self._remainder, self._copied)
+            return choose_whole(by_giver(ready), self.budget, self._remainder, self._copied)
         if self._strategy is Strategy.BATCHED:
-            rounds = zip_longest(*queues.values())
-            side_by_side = [track for one in rounds for track in one if track is not None]
-            queues = by_giver(side_by_side[: self._batch])
-        return choose(queues, self.budget)
+            ready = self._side_by_side(ready)[: self._batch]
+        return choose(by_giver(ready), self.budget)
+
+    def _side_by_side(self, tracks: Iterable[Track]) -> list[Track]:
+        """In an order in which all workers that give something take turns."""
+        rounds = zip_longest(*by_giver(tracks).values())
+        return [track for one in rounds for track in one if track is not None]
 
     @property
     def _adapts(self) -> bool:
@@ -475,7 +487,7 @@ class Migration:
 
     def _remainder(self, track: Track) -> int:
         """What a copied shard still has to get: about as much as the last round brought, and never more than all."""
-        return min(track.move.size, -(-sum(self._rounds[-1:]) // max(1, self._in_round)))
+        return min(track.move.size, -(-sum(self._rounds[-1:]) // max(1, len(self._group))))
 
     # --- small things
 

@@ -1,4 +1,5 @@
-"""Copies shards to other hosts beside the steps: a Spark job of its own, in a slot of its own, at low priority.
+"""Copies shards to other hosts beside the steps: Spark jobs of their own, at low priority.  On a cluster, to all hosts at
+once; embedded, where all hosts are one machine, to one after the other, so that steps notice as little as can be.
 
 Its first stage reads shards as of a step, in short transactions (`state.transfer.copy_out`); the pieces travel through
 Spark's shuffle; its second stage fills the copies.  Nobody trusts those before a step has switched to them.
@@ -49,7 +50,7 @@ class HostCopier:
         self._tables = dict(tables)
         self._dag = Dag(context, background=True)
         self._placed = placed
-        self._handles: tuple[tuple[HostId, ...], Any] | None = None
+        self._handles: dict[tuple[HostId, ...], Any] = {}
 
     def copy(self, spec: StepSpec, pairs: Sequence[Pair], since: Step | None) -> int:
         """Make the copies as of `spec.step`, or bring them there from `since`; returns the bytes that travelled.
@@ -57,6 +58,15 @@ class HostCopier:
         Raises:
             AnabranchError: it failed; the copies are worth nothing then.
         """
+        if self._placed:
+            return self._copy(spec, pairs, since)
+        # By the host that gets them: a copy that is made of several is made in one job.
+        by_target: dict[HostId, list[Pair]] = {}
+        for pair in pairs:
+            by_target.setdefault(pair[1].host, []).append(pair)
+        return sum(self._copy(spec, some, since) for some in by_target.values())
+
+    def _copy(self, spec: StepSpec, pairs: Sequence[Pair], since: Step | None) -> int:
         hosts = tuple(sorted({copy.host for pair in pairs for copy in pair[:2]}))
         work = _Work(spec, tuple(pairs), since, hosts, self._tables)
 
@@ -76,10 +86,9 @@ class HostCopier:
             raise
 
     def _handles_of(self, hosts: tuple[HostId, ...]) -> Any:
-        if self._handles is None or self._handles[0] != hosts:
-            self.close()
-            self._handles = (hosts, self._dag.handles(hosts, self._placed))
-        return self._handles[1]
+        if hosts not in self._handles:
+            self._handles[hosts] = self._dag.handles(hosts, self._placed)
+        return self._handles[hosts]
 
     def _free(self, shuffle: Any) -> None:
         try:
@@ -90,10 +99,10 @@ class HostCopier:
 
     def close(self) -> None:
         """Release what this holds in Spark."""
-        handles, self._handles = self._handles, None
-        if handles is not None:
+        handles, self._handles = self._handles, {}
+        for one in handles.values():
             try:
-                handles[1].unpersist(False)
+                one.unpersist(False)
             except (Py4JError, OSError) as error:
                 log.warning("could not release handles error=%s", error)
 
