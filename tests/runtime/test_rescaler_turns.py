@@ -193,6 +193,19 @@ def length(root: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> int:
     return moments
 
 
+@pytest.mark.parametrize(("way", "shards"), [("out", None), ("split", 16), ("merged", 2)])
+def test_the_account_says_that_shards_split_or_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, shards: int | None
+) -> None:
+    bench, _ = begin(tmp_path, monkeypatch, way)
+    seen = set()
+    while not bench.over:
+        bench.moment()
+        seen.add(bench.rescaler.summary()["migration"]["resharding"])
+    assert seen == {None, shards}
+    assert bench.rescaler.summary()["migration"]["resharding"] is None
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_turning_back_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     for at in range(length(tmp_path, monkeypatch, way)):

@@ -120,6 +120,7 @@ class Rescaling:
             "asked": self.asked,
             "from": describe(self.origin),
             "to": describe(self.target),
+            "resharding": self.shards if self.machine is not None and not self.over else None,
             "shards_total": shards_total,
             "shards_moved": shards_moved,
             "bytes_total": max(total, done),
