@@ -17,6 +17,7 @@ import pytest
 import anabranch as ab
 from anabranch.log.steplog import StepLog
 from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.jobhandle import ENDED
 from anabranch.runtime.outputs import table
 from cluster import HOSTS, Cluster, places_of_tasks, recording, run_command, standalone_cluster
 
@@ -187,6 +188,33 @@ def test_hosts_are_emptied_and_shut_down(tmp_path: Path) -> None:
         assert run.events("fault") == []
         assert run.events("note") == []
     check_tables(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [THIRD, FIRST], ids=["the one that gets", "one that gives"])
+@pytest.mark.parametrize("strategy", ["hot", "sudden", "batched"])
+def test_a_host_dies_whatever_the_strategy(tmp_path: Path, strategy: str, dies: str) -> None:
+    directory = tmp_path / "job"
+    left = tuple(host for host in HOSTS if host != dies)
+    with standalone_cluster(tmp_path / "cluster", (FIRST, SECOND)) as cluster:
+        with running(directory, "run", *cluster.arguments(), "--workers", "2", "--shards", "12") as run:
+            job = run.job()
+            join(cluster, job, THIRD)
+            begun = job.rescale(3, strategy=strategy, wait=False)
+
+            def shown() -> dict[str, Any]:
+                return job.status().get("migration") or begun
+
+            wait_until(lambda: shown()["state"] != "preparing", "the migration to begin")
+            cluster.lose(dies)
+            wait_until(lambda: shown()["state"] in ENDED, "the migration to end")
+            # What takes a single step may have been done before.
+            assert shown()["state"] == "failed" or strategy == "sudden", shown()
+            wait_until(lambda: set(job.status()["hosts"]) <= set(left), "the host to be done without")
+            run.more_steps()
+            check_disks(cluster, job, directory, tuple(job.status()["hosts"]))
+            assert (shown()["id"], dies in (shown()["error"] or dies)) == (begun["id"], True)
+        check_tables(directory)
 
 
 @pytest.mark.slow
