@@ -41,7 +41,7 @@ class Rescaling:
     shards_moved: int = 0
     """In legs that are over."""
     failures: int = 0
-    """How often it could not be prepared."""
+    """How often it could not be prepared, or shards not copied that were to split or merge."""
     machine: machine.Migration | None = None
     begun: bool = False
     """Whether a step was committed that has the intent in its plan record."""
