@@ -440,3 +440,36 @@ def test_one_step_at_a_time() -> None:
 def test_contradictions_are_refused(moves: list[Move], cursors: dict[ShardId, int]) -> None:
     with pytest.raises(EngineError):
         Migration(SUDDEN, moves, cursors)
+
+
+def copied(settings: Settings, moves: list[Move], size: int) -> Driver:
+    """A hot migration whose last round has brought so many bytes."""
+    driver = Driver(Migration(settings, moves))
+    driver.tell(Prepared({}))
+    driver.tell(CopyDone(Step(0), size))
+    assert driver.machine.phase is Phase.MOVING
+    return driver
+
+
+def test_hot_switches_no_more_shards_in_a_step_than_the_budget_allows() -> None:
+    settings = Settings(Strategy.HOT, budget=50, switch_below=1000)
+    # 20 bytes each, from two workers that give side by side.
+    driver = copied(settings, [move(shard, source=shard % 2, target=2) for shard in range(6)], 120)
+    switched = []
+    while driver.machine.phase is Phase.MOVING:
+        pieces = driver.ask()
+        assert all(piece.last and piece.since == Step(0) for piece in pieces)
+        switched.append([piece.shard for piece in pieces])
+        driver.commit()
+    assert switched == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_hot_switches_at_least_one_shard() -> None:
+    driver = copied(Settings(Strategy.HOT, budget=1, switch_below=1000), [move(0), move(1)], 100)
+    assert [piece.shard for piece in driver.ask()] == [0]
+
+
+def test_shards_that_split_switch_at_once() -> None:
+    settings = Settings(Strategy.HOT, budget=1, switch_below=1000, at_once=True)
+    driver = copied(settings, [move(0), move(1)], 100)
+    assert [piece.shard for piece in driver.ask()] == [0, 1]

@@ -124,7 +124,9 @@ def test_a_small_input_does_not_wait_for_a_large_one() -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_partitions_take_turns(partitions: int, workers: int) -> None:
     # Endless partitions: each step serves as many as there are workers, and none may wait longer than a round.
-    planner = Planner({"in": ab.generator(rows=None, partitions=partitions)})
+    source = ab.generator(rows=None, partitions=partitions)
+    source.abreast = False
+    planner = Planner({"in": source})
     positions: Positions = {}
     served: Counter[str] = Counter()
     rounds = 3
@@ -135,6 +137,20 @@ def test_partitions_take_turns(partitions: int, workers: int) -> None:
     assert len(served) == partitions
     assert min(served.values()) >= rounds
     assert max(served.values()) <= rounds + 1
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_partitions_abreast_keep_pace(workers: int) -> None:
+    planner = Planner({"in": ab.generator(rows=80_000, partitions=4)})
+    positions: Positions = {"in": {PartitionId("2"): 10_000}}
+    slices = planner.cut(planner.backlog(positions), 7_000, 1 << 40, workers)
+    # Of each partition a tenth of what waits there.
+    assert {piece.partition: piece.rows for piece in slices["in"]} == {
+        "0": 2000,
+        "1": 2000,
+        "2": 1000,
+        "3": 2000,
+    }
 
 
 @settings(max_examples=60, deadline=None)

@@ -75,6 +75,40 @@ def test_follows_a_machine_that_becomes_slower() -> None:
     assert 0.1 <= seconds <= 0.3
 
 
+def test_a_single_step_that_was_held_up_changes_nothing() -> None:
+    sizer = StepSizer(0.2, 20_000_000)
+    simulate(sizer, 0.05, 1e-6, 60)
+    rows = sizer.next_rows()
+    sizer.observe(rows, 2.0)
+    assert sizer.next_rows() == rows
+    # But two in a row do.
+    sizer.observe(rows, 2.0)
+    assert sizer.next_rows() < 0.7 * rows
+
+
+def test_a_flow_that_loses_ground_takes_larger_steps() -> None:
+    sizer = StepSizer(0.2, 20_000_000)
+    simulate(sizer, 0.05, 1e-6, 60)
+    rows = sizer.next_rows()
+    for left in range(1000, 5000, 1000):
+        # Steps that also do something else, and leave more and more behind.
+        sizer.observe(rows, 0.25, left, usual=False)
+    hurried = sizer.next_rows()
+    assert 2 * rows < hurried
+    sizer.observe(hurried, 0.5, 5000, usual=False)
+    assert sizer.next_rows() < hurried, "too long a step"
+    sizer.observe(hurried, 0.3, 0, usual=False)
+    assert sizer.next_rows() == rows, "nothing waits any more"
+
+
+def test_a_large_backlog_alone_does_not_make_steps_longer() -> None:
+    sizer = StepSizer(0.2, 20_000_000)
+    for left in range(10**9, 0, -(10**7)):
+        rows = sizer.next_rows()
+        sizer.observe(rows, 0.05 + 1e-6 * rows, left)
+    assert 0.1 <= 0.05 + 1e-6 * sizer.next_rows() <= 0.3
+
+
 observations = st.lists(
     st.tuples(st.integers(0, 10**8), st.floats(0.0, 1e4, allow_nan=False)), min_size=0, max_size=30
 )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import shutil
-import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +12,13 @@ import pytest
 from inprocess import InProcess
 from richflow import build, write_input
 
-from anabranch.errors import ConfigError, EngineError, Fenced, ShardMismatch
+from anabranch.errors import EngineError, Fenced, ShardMismatch
 from anabranch.log.steplog import Progress
 from anabranch.model.ids import Attempt, Epoch, HostId, Step, WorkerId
 from anabranch.model.layout import rescale
 from anabranch.spark.background import (
     restore_worker,
     roll_back_worker,
-    run_low,
     shard_versions,
     snapshot_host,
 )
@@ -175,14 +172,3 @@ def test_shards_that_are_taken_over_are_stamped(job: Checkpointed) -> None:
     job.each(roll_back_worker)
     for path in (job.root / "state").glob("*/shard-*"):
         assert ShardStore.open(path).boot_id() != "an earlier boot"
-
-
-def test_background_work_runs_on_a_thread_of_low_priority() -> None:
-    assert run_low(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())) == 10
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 10
-
-    def fail() -> None:
-        raise ConfigError("no")
-
-    with pytest.raises(ConfigError, match="no"):
-        run_low(fail)

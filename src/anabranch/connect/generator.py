@@ -61,6 +61,8 @@ def generator(
 class Generator(Source):
     """See `generator`."""
 
+    abreast = True
+
     def __init__(
         self,
         rows: int | None,

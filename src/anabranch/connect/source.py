@@ -111,6 +111,10 @@ class Source(ABC):
     splittable: bool = True
     """Whether `split` can give more than one piece."""
 
+    abreast: bool = False
+    """Whether rows come to all partitions side by side, as in a topic: then a step takes of each its share of what waits.
+    Files are better read a few at a time, each for long."""
+
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
         """The JSON-able parameters that say what is read and how.

@@ -7,11 +7,12 @@ else the machines do.  So the budget is found as TCP finds its window: a step th
 *limit* lets it grow by half, one that did not takes a third of it away.  The limit comes from the *baseline*, the
 median of the last steps without state, since what users notice is the difference:
 
-    limit = min(1.5 · baseline + slack, max(target, 1.5 · baseline))
+    limit = min(1.25 · baseline + slack, max(target, 1.25 · baseline))
 
-so that short steps may become a little longer, and long ones (above `target_seconds` already) by a half at most.
-Steps without state differ by that much among themselves on a busy machine: with a closer limit, and a budget that halves,
-every other step was too long for no fault of the state in it, and the budget sank to its least.
+so that short steps may become a little longer, and long ones (above `target_seconds` already) by a quarter at most.  With
+half as much more, at half of the load that a flow can take, rows waited longer from step to step.  Steps without state
+differ by as much among themselves on a busy machine, so a budget that is taken for too large shrinks by a third only: where
+it halved, it sank to its least for no fault of the state.
 The baseline goes stale while state moves, as load changes; so one step in eight is left without state (`rests`).
 The median, because one collection of garbage in a step without state must not raise the limit for the next ones.
 
@@ -37,7 +38,7 @@ REST_EVERY = 8
 _REMEMBERED = 9
 _GROWTH = 1.5
 _SHRINKAGE = 2 / 3
-_STRETCH = 1.5
+_STRETCH = 1.25
 _SLACK_SECONDS = 0.02
 
 

@@ -16,7 +16,7 @@ How the pieces of a step are chosen is all that strategies differ in:
     BATCHED   some whole shards a step
     FLUID     as many bytes a step as the budget allows; sources side by side, shard after shard, large ones cut
     HOT       nothing while copies are made in the background, round after round of what changed since the last;
-              then, in one step, all shards with what changed since the last round
+              then whole shards with what changed since the last round: all in one step, if the budget allows it
 
 What a shard leaves behind is dropped as soon as it is whole elsewhere; the driver puts the drop off as long as a
 checkpoint reads the copy, and reports it with `Dropped`.  The migration ends when all are whole and all is dropped.
@@ -79,7 +79,7 @@ from anabranch.protocol.orders import (
     StepCommitted,
     Strategy,
 )
-from anabranch.protocol.pieces import Drop, Move, Piece, Track, by_giver, choose
+from anabranch.protocol.pieces import Drop, Move, Piece, Track, by_giver, choose, choose_whole
 
 __all__ = [
     "CancelAsked",
@@ -196,6 +196,7 @@ class Migration:
         self._strategy = Strategy.FLUID if fluid else settings.strategy
         self._copied: Step | None = None  # all steps below it are in the background copies
         self._rounds: tuple[int, ...] = ()  # bytes of each round of the copies at the targets
+        self._in_round = 0  # how many shards were copied in it
         self._copying = False
         self._copy_failed = False
 
@@ -214,7 +215,7 @@ class Migration:
     @property
     def budget(self) -> int:
         """Bytes that the next step may move."""
-        return self._budget.bytes if self._strategy is Strategy.FLUID else self.settings.most_per_step
+        return self._budget.bytes if self._adapts else self.settings.most_per_step
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -423,6 +424,7 @@ class Migration:
         self.phase = Phase.COPYING
         self._copying = True
         shards = tuple(track.move.shard for track in self._todo())
+        self._in_round = len(shards)
         self._mark(shards, arrived=True)
         return [StartCopy(shards, since)]
 
@@ -445,19 +447,35 @@ class Migration:
             for track in self._todo()
             if track.drop is Drop.NONE and not (track.back and track.move.shard in held)
         ]
-        if self._strategy is Strategy.HOT:
+        if self._strategy is Strategy.HOT and self.settings.at_once:
             return tuple(track.piece(track.left, self._copied) for track in ready)
-        if self._strategy is Strategy.FLUID and self._budget.rests:
+        if self._adapts and self._budget.rests:
             return ()
         queues = by_giver(ready)
+        if self._strategy is Strategy.HOT:
+            return choose_whole(queues, self.budget, self._remainder, self._copied)
         if self._strategy is Strategy.BATCHED:
             rounds = zip_longest(*queues.values())
             side_by_side = [track for one in rounds for track in one if track is not None]
             queues = by_giver(side_by_side[: self._batch])
         return choose(queues, self.budget)
 
+    @property
+    def _adapts(self) -> bool:
+        """Whether the bytes of a step follow from how long the last ones lasted."""
+        return self._strategy in (Strategy.FLUID, Strategy.HOT)
+
     def _planned(self, pieces: Iterable[Piece]) -> int:
-        return sum(self._tracks[piece.shard].estimate(piece.end - piece.low) for piece in pieces)
+        return sum(
+            self._tracks[piece.shard].estimate(piece.end - piece.low)
+            if piece.since is None
+            else self._remainder(self._tracks[piece.shard])
+            for piece in pieces
+        )
+
+    def _remainder(self, track: Track) -> int:
+        """What a copied shard still has to get: about as much as the last round brought, and never more than all."""
+        return min(track.move.size, -(-sum(self._rounds[-1:]) // max(1, self._in_round)))
 
     # --- small things
 

@@ -25,7 +25,7 @@ class Strategy(StrEnum):
 class Settings:
     strategy: Strategy
     budget: int | None = None
-    """Bytes a step for `fluid`; None adapts."""
+    """Bytes a step for `fluid` and for the switch of `hot`; None adapts."""
     batch: int | None = None
     """Shards a step for `batched`; None is an eighth of the moves, at least one."""
     most_per_step: int = 512 << 20
@@ -33,6 +33,8 @@ class Settings:
     switch_below: int = 4 << 20
     """`hot` switches after a round that copied at most so many bytes."""
     most_rounds: int = 4
+    at_once: bool = False
+    """`hot` switches all shards in one step, whatever that takes: shards that split or merge cannot do so one by one."""
     target_seconds: float = 0.2
     first_budget: int = START
 

@@ -13,7 +13,7 @@ Must not know: strategies, phases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -135,3 +135,22 @@ def choose(queues: Mapping[WorkerId, list[Track]], budget: int) -> tuple[Piece, 
     if not pieces:
         return tuple(queue[0].piece(1) for queue in list(queues.values())[:1])
     return tuple(pieces)
+
+
+def choose_whole(
+    queues: Mapping[WorkerId, list[Track]], budget: int, size: Callable[[Track], int], since: Step | None
+) -> tuple[Piece, ...]:
+    """Whole shards, of each what changed since the step up to which it was copied, within the budget; at least one."""
+    given = shares(budget, {giver: sum(map(size, queue)) for giver, queue in queues.items()})
+    tracks: list[Track] = []
+    for giver, queue in queues.items():
+        room = given[giver]
+        for track in queue:
+            room -= size(track)
+            if room < 0:
+                break
+            tracks.append(track)
+    return tuple(
+        track.piece(track.left, since)
+        for track in tracks or [queue[0] for queue in list(queues.values())[:1]]
+    )

@@ -266,7 +266,12 @@ class Migrator:
             current.bytes_total = current.bytes_moved + sum(_left(move, left.cursors) for move in left.moves)
             current.strategy = choose(current.asked, current.bytes_total)
             strategy = machine.Strategy(current.strategy)
-        settings = machine.Settings(strategy, current.budget, target_seconds=self.settings.target_seconds)
+        settings = machine.Settings(
+            strategy,
+            current.budget,
+            target_seconds=self.settings.target_seconds,
+            at_once=current.shards is not None,
+        )
         cursors = left.cursors if current.begun else None
         # The moves lead to where the intent says, cancelled or not: to the machine they are what is to be done.
         current.machine = machine.Migration(

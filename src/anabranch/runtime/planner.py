@@ -74,13 +74,20 @@ class Planner:
         self, name: str, available: list[Available], rows: int, size: int, workers: int
     ) -> list[Slice]:
         turns = self._in_turn(name, available)
+        abreast = self.sources[name].abreast
+        waiting = sum(one.rows for one in turns)
         taken: list[Slice] = []
         for place, one in enumerate(turns):
             if taken and (rows <= 0 or size <= 0):
                 break
-            # As many partitions side by side as there are workers, and more where those are short.
-            share = max(1, min(workers, len(turns)) - place)
-            piece = self.sources[name].cut(one, max(1, rows // share), max(1, size // share))
+            if abreast:
+                # All of them at one pace, so that no row waits longer than those that came with it.
+                share = max(1.0, waiting / max(1, one.rows))
+                waiting -= one.rows
+            else:
+                # As many partitions side by side as there are workers, and more where those are short.
+                share = max(1, min(workers, len(turns)) - place)
+            piece = self.sources[name].cut(one, max(1, int(rows / share)), max(1, int(size / share)))
             taken.append(piece)
             rows -= piece.rows
             size -= piece.size

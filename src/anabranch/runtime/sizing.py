@@ -1,21 +1,33 @@
 """How many rows the next step takes, so that it lasts about as long as the user wants.
 
 A step's duration is close to `fixed + per_row · rows`.  Both are estimated from recent steps, with
-old ones forgotten by and by, and at once where a step lasted twice or half as long as they said.  Steps of one size
-would tell nothing of either, so sizes sway a little around what is wanted.  Pure: it reads no clock.
+old ones forgotten by and by.  Steps of one size would tell nothing of either, so sizes sway around what is
+wanted.  Where a step lasted less than half as long as they said, or two in a row more than twice as long, both
+are wrong by as much.  One late step alone was held up by something that has nothing to do with its rows (a new process,
+another program, a busy disk), and smaller steps behind it would only keep the flow from catching up: it is not counted.
+Estimates can be wrong all the same, and go stale while steps have other work to do.  So where a flow loses ground, its
+backlog growing from step to step though steps take all that they may, the next ones take more, by and by: what a
+larger step costs those who wait is less than what a growing backlog does.
+Pure: it reads no clock.
 
 SIZE-1  The answer never exceeds the row limit, nor twice the largest of recent steps.
 SIZE-2  Where the fixed part alone eats the target, a step still gets as much time for rows as
         the fixed part takes: a slow machine must not starve the flow.
+SIZE-3  A flow that loses ground gets larger steps until it does not, or until they last twice the target.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_FORGET = 0.9
-_FORGET_SURPRISED = 0.3
-_SWAY = 0.07
+_FORGET = 0.8
+_SWAY = 0.25
+"""With steps that were held up by other work, so that the fixed part was most of them, a sway of 0.07 and a longer memory
+took the noise for the rows' share, and held steps small for seconds while the backlog grew."""
+_HASTE = 1.25
+"""By how much a step exceeds the one before it in a flow that loses ground."""
+_MOST = 1_000.0
+"""How many times as long steps may become at once."""
 FIRST_ROWS = 10_000
 _LEAST = 100
 _ALWAYS = 1_000
@@ -34,23 +46,59 @@ class StepSizer:
     _steps: int = 0
     # Weighted sums over past steps: of weights, rows, seconds, rows², rows·seconds.
     _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+    # How many times as many rows as the estimates say, and what the last step left waiting.
+    _haste: float = 1.0
+    _left: int = 0
+    # Whether the last step lasted far longer than it should have.
+    _held_up: bool = False
     # No less than the fixed part, as far as that has not grown by more than a fiftieth each step.
     _shortest: float = float("inf")
 
     def __post_init__(self) -> None:
         self._largest = self.first
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """Take in one step."""
+    def observe(self, rows: int, seconds: float, left: int = 0, *, usual: bool = True) -> None:
+        """Take in one step.
+
+        Args:
+            rows: How many it took.
+            seconds: How long it lasted.
+            left: The rows that were waiting when it began and that it did not take.
+            usual: Whether it did nothing besides, from which it would say little about how long rows take.
+        """
+        self._hurry(seconds, left)
+        self._largest = max(rows, 0.95 * self._largest, _ALWAYS)
+        if usual:
+            self._learn(rows, seconds)
+
+    def _hurry(self, seconds: float, left: int) -> None:
+        if not left:
+            self._haste = 1.0
+        elif seconds > 2 * self.target:
+            self._haste = max(1.0, self._haste / _HASTE)
+        elif left > self._left:
+            self._haste *= _HASTE
+        self._left = left
+
+    def _learn(self, rows: int, seconds: float) -> None:
         fixed, slope = self.estimate()
         expected = fixed + slope * rows
-        known = self._steps > 0 and 0.5 * expected <= seconds <= 2 * expected
-        forget = _FORGET if known else _FORGET_SURPRISED
+        late = self._steps > 0 and 0 < 2 * expected < seconds
+        late_again, self._held_up = late and self._held_up, late
+        if late and not late_again:
+            return
+        if late_again or seconds < 0.5 * expected:
+            self._rescale(min(seconds / expected, _MOST))
         values = (1.0, float(rows), seconds, float(rows) * rows, rows * seconds)
-        self._sums = [old * forget + new for old, new in zip(self._sums, values, strict=True)]
+        self._sums = [old * _FORGET + new for old, new in zip(self._sums, values, strict=True)]
         self._shortest = min(self._shortest * 1.02, seconds)
-        self._largest = max(rows, 0.95 * self._largest, _ALWAYS)
         self._steps += 1
+
+    def _rescale(self, factor: float) -> None:
+        """As if all steps had lasted so many times as long."""
+        weight, rows, seconds, squares, products = self._sums
+        self._sums = [weight, rows, factor * seconds, squares, factor * products]
+        self._shortest *= factor
 
     def estimate(self) -> tuple[float, float]:
         """(fixed seconds, seconds per row) as far as they can be told."""
@@ -73,5 +121,5 @@ class StepSizer:
             return min(self.first, self.max_rows)
         for_rows = max(self.target - fixed, fixed, 0.1 * self.target)
         sway = 1 + _SWAY if self._steps % 2 else 1 - _SWAY
-        wanted = min(sway * for_rows / slope, 2 * self._largest, self.max_rows)
+        wanted = min(self._haste * sway * for_rows / slope, 2 * self._largest, self.max_rows)
         return min(max(int(wanted), _LEAST), self.max_rows)

@@ -47,14 +47,14 @@ def in_order(answers: list[bytes]) -> list[Any]:
 
 
 class HostAsker:
-    """Runs background work: Spark jobs of their own beside those of the steps, with one task for each host.
+    """Runs background work: Spark jobs of their own beside those of the steps, with one task for each host, at low priority.
 
     A task of a step waits while all slots are taken, so background work takes few: embedded, where all hosts share
     the machine's slots, one after the other; on a cluster, one on each host.
     """
 
     def __init__(self, context: SparkContext, placed: bool) -> None:
-        self._dag = Dag(context, [])
+        self._dag = Dag(context, background=True)
         self._placed = placed
         self._handles: dict[tuple[HostId, ...], Any] = {}
 

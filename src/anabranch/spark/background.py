@@ -6,13 +6,9 @@ shards are.  Their answers are plain values.
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from anabranch import crash
 from anabranch.errors import EngineError, Fenced
@@ -35,9 +31,6 @@ from anabranch.storage.base import Storage
 
 ROLLED_BACK = crash.declare("rollback.shard", "when one of the shards that survived was rolled back")
 
-T = TypeVar("T")
-_NICE = 10
-
 
 def snapshot_host(
     spec: StepSpec,
@@ -49,7 +42,7 @@ def snapshot_host(
     partitions: int,
     work: Work,
 ) -> list[Piece]:
-    """Write this host's share of the checkpoint of all steps before `spec.step`, on a thread of low priority.
+    """Write this host's share of the checkpoint of all steps before `spec.step`.
 
     Args:
         spec: The step that comes next when the checkpoint is begun; its markers are those of the checkpoint.
@@ -78,12 +71,11 @@ def snapshot_host(
         )
         for copy in spec.placement.copies_at(host)
     ]
-    # Asked on this thread, which also makes an object store's client start its threads from here.
     if version in Versions(storage).list():
         raise Fenced(f"checkpoint {version} exists already: another coordinator has made it")
     snapshot = Snapshot(version, spec.step, since, spec.epoch, partitions, work)
     merges = [partition for partition in sorted(work.merges) if partition % len(hosts) == place]
-    return run_low(lambda: write_snapshot(storage, snapshot, shards, merges, host))
+    return write_snapshot(storage, snapshot, shards, merges, host)
 
 
 def shard_versions(spec: StepSpec, worker: WorkerId, regions: Iterable[RegionId]) -> list[ShardFound]:
@@ -155,43 +147,6 @@ def sweep(spec: StepSpec, worker: WorkerId) -> list[str]:
         if other.is_dir() and other.name not in used and any(other.glob("shard-*")):
             removed += sweep_host(other, [], _fence(spec))
     return removed
-
-
-def run_low(action: Callable[[], T]) -> T:
-    """Run an action on a thread of its own, to which a busy machine gives a tenth of what a step's task gets.
-
-    Not the idle class: on a machine that is never idle a checkpoint would never end, and undo records would pile up.
-    A thread, because an unprivileged one cannot raise its priority again, and this process will run steps later.  Threads
-    inherit it, so the action must not be the first to use a library's pool of threads, which stays.
-    """
-    answers: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            lower_priority()
-            answers.append(action())
-        except BaseException as error:  # noqa: BLE001  raised below, in the thread that asked
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="anabranch-background")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return answers[0]
-
-
-def lower_priority() -> None:
-    """Give this thread, for the rest of its life, a tenth of what a step's task gets on a busy machine."""
-    if sys.platform != "linux":
-        # Elsewhere a nice value is the whole process's.
-        return
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-    except OSError:
-        # A sandbox may forbid it: the work is the same, at normal priority.
-        return
 
 
 def markers_of(spec: StepSpec, copy: Copy) -> dict[RegionId, Step]:

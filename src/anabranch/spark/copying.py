@@ -10,11 +10,9 @@ and a receiver that misses one fails the job.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from queue import Queue
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 import msgpack
 from py4j.protocol import Py4JError
@@ -25,7 +23,7 @@ from anabranch.model.ids import HostId, RegionId, ShardId, Step
 from anabranch.model.placement import Copy
 from anabranch.spark import failure
 from anabranch.spark.asking import guarded
-from anabranch.spark.background import lower_priority, markers_of, run_low
+from anabranch.spark.background import markers_of
 from anabranch.spark.dag import Dag, Exchanging
 from anabranch.spark.moving import marks_since
 from anabranch.spark.shards import copy_path, host_dir, identity
@@ -36,12 +34,9 @@ from anabranch.state.identity import Fence
 from anabranch.state.store import ShardStore
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 Pair = tuple[Copy, Copy, int, int]
 """A copy that counts, one that is made of it, and the range of hashes that they share."""
-_AHEAD = 4
-"""Pieces that wait for Spark to take them."""
 
 
 class HostCopier:
@@ -52,7 +47,7 @@ class HostCopier:
     ) -> None:
         self._context = context
         self._tables = dict(tables)
-        self._dag = Dag(context, [])
+        self._dag = Dag(context, background=True)
         self._placed = placed
         self._handles: tuple[tuple[HostId, ...], Any] | None = None
 
@@ -133,7 +128,7 @@ class _Out:
         work = self.work
         sent = [0] * len(work.hosts)
         try:
-            for receiver, data in _at_low_priority(lambda: self._read(work.hosts[partition])):
+            for receiver, data in self._read(work.hosts[partition]):
                 sent[receiver] += 1
                 yield receiver, msgpack.packb((partition, data, None))
         except AnabranchError as error:
@@ -169,7 +164,7 @@ class _In:
 
     def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
         try:
-            size = run_low(lambda: self._fill(self.work.hosts[partition], blobs))
+            size = self._fill(self.work.hosts[partition], blobs)
         except AnabranchError as error:
             raise failure.wrap(error) from error
         yield b"%d" % size
@@ -206,29 +201,3 @@ class _In:
                 "shuffle file was lost"
             )
         return size
-
-
-def _at_low_priority(make: Callable[[], Iterator[T]]) -> Iterator[T]:
-    """What an iterator gives, made on a thread of low priority a few items ahead."""
-    items: Queue[tuple[str, Any]] = Queue(_AHEAD)
-
-    def run() -> None:
-        try:
-            lower_priority()
-            for item in make():
-                items.put(("item", item))
-            items.put(("end", None))
-        except BaseException as error:  # noqa: BLE001  raised below, in the thread that asked
-            items.put(("error", error))
-
-    thread = Thread(target=run, name="anabranch-copy", daemon=True)
-    thread.start()
-    while True:
-        kind, value = items.get()
-        if kind == "item":
-            yield value
-            continue
-        thread.join()
-        if kind == "error":
-            raise value
-        return

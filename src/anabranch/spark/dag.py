@@ -20,6 +20,7 @@ from pyspark.core.rdd import _load_from_socket
 from pyspark.serializers import NoOpSerializer
 
 from anabranch.model.ids import HostId
+from anabranch.spark.pools import BACKGROUND_VARIABLE
 
 Task = Callable[[int, Iterator[bytes]], Iterable[bytes]]
 """(partition, arrived blobs) to blobs; an instance of a class that workers can import, so that it pickles small."""
@@ -45,9 +46,11 @@ class Exchanging:
 
 
 class Dag:
-    """Makes RDDs (of the JVM, as handles) on one Spark context."""
+    """Makes RDDs (of the JVM, as handles) on one Spark context, for the steps or for the work beside them."""
 
-    def __init__(self, context: SparkContext, broadcasts: Sequence[Any]) -> None:
+    def __init__(
+        self, context: SparkContext, broadcasts: Sequence[Any] = (), *, background: bool = False
+    ) -> None:
         jvm = context._jvm
         assert jvm is not None
         self.context = context
@@ -60,6 +63,8 @@ class Dag:
         self._environment = jvm.java.util.HashMap()
         for name, value in context.environment.items():
             self._environment.put(name, value)
+        if background:
+            self._environment.put(BACKGROUND_VARIABLE, "1")
         self._includes = jvm.java.util.ArrayList()
         for include in context._python_includes or ():
             self._includes.append(include)
