@@ -227,6 +227,31 @@ def test_stop_says_what_it_waits_for(job: JobDir, capsys: Capture) -> None:
     assert job.stop_asked()
 
 
+def test_waiting_is_told_of(job: JobDir, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = ["state to be synced to disk", "the final checkpoint"]
+    locked = job.locked()
+    locked.__enter__()
+
+    def goes_on(seconds: float) -> None:
+        if not reasons:
+            locked.__exit__(None, None, None)
+            return
+        job.write_status({**job.status(), "waiting_for": reasons.pop(0)})
+        job.clear("checkpoint")
+
+    monkeypatch.setattr("anabranch.runtime.jobhandle.time.sleep", goes_on)
+    monkeypatch.setattr("anabranch.runtime.jobhandle._TELL_EVERY", 0.0)
+    assert main(["checkpoint", str(job.path)]) == 0
+    assert capsys.readouterr() == ("no checkpoints\n", "waiting for the checkpoint to be written …\n")
+    assert main(["stop", str(job.path)]) == 0
+    out, err = capsys.readouterr()
+    assert out == "stopped after 2 steps\n"
+    assert err == "waiting for state to be synced to disk …\nwaiting for the final checkpoint …\n"
+    assert "is not running, so there is nothing new to checkpoint; `anabranch checkpoint" in fails(
+        capsys, "checkpoint", str(job.path)
+    )
+
+
 def test_output(job: JobDir, capsys: Capture) -> None:
     path = str(job.path)
     assert main(["output", path]) == 0

@@ -42,6 +42,7 @@ def account(**changes: Any) -> Json:
         "asked": "auto",
         "from": {"workers": 2, "hosts": ["host-0"], "shards": 32, "layout": 3},
         "to": {"workers": 4, "hosts": ["host-0", "host-1"], "shards": 32, "layout": 4},
+        "resharding": None,
         "shards_total": 16,
         "shards_moved": 4,
         "bytes_total": 4_000_000,
@@ -412,6 +413,36 @@ def test_on_one_host_nothing_is_copied() -> None:
     assert progress_line(moving) == f"2 → 4 workers, sudden {empty} moving · no shard leaves its host"
     # As long as it is being prepared, that is not known.
     assert progress_line(moving | {"state": "preparing"}) == f"2 → 4 workers, sudden {empty} preparing"
+
+
+def test_shards_that_split_or_merge() -> None:
+    splitting = account(
+        to={"workers": 4, "hosts": ["host-0", "host-1"], "shards": 64},
+        resharding=64,
+        shards_total=0,
+        shards_moved=0,
+        bytes_total=0,
+        bytes_moved=0,
+        eta_seconds=None,
+        latency_now=None,
+    )
+    head = "2 → 4 workers, 1 → 2 hosts, 32 → 64 shards, fluid (auto) ░░░░░░░░░░░░░░░░░░░░"
+    assert progress_line(splitting) == f"{head} moving · splitting into 64 shards"
+    assert progress_line(splitting | {"state": "copying"}) == f"{head} copying · splitting into 64 shards"
+    # Turned back.
+    assert progress_line(splitting | {"resharding": 32}) == f"{head} moving · merging into 32 shards"
+    # They move first.
+    merging = account(
+        to={"workers": 1, "hosts": ["host-0"], "shards": 1},
+        resharding=1,
+        shards_moved=16,
+        bytes_moved=900_000,
+        latency_now=None,
+    )
+    assert progress_line(merging) == (
+        "2 → 1 worker, 32 → 1 shard, fluid (auto) ████████████████████ moving · merging into 1 shard · "
+        "16 of 16 shards · 900kB"
+    )
 
 
 def test_a_start_anew_moves_nothing() -> None:

@@ -77,6 +77,19 @@ REACHED: dict[str, list[str]] = {
     "copy.filled": [name for name, change in CHANGES.items() if change.copies],
 }
 """The points that are armed, and the changes that reach them."""
+ON_THE_WAY_BACK = {
+    "plan.after": "fluid",
+    "commit.before": "fluid",
+    "rescale.committed": "fluid",
+    "move.collected": "fluid",
+    "move.acquired": "batched",
+    "drop.renamed": "fluid",
+    "rescale.finished": "batched",
+    "layout.before": "fluid",
+}
+"""The points that are armed when a change has turned back, and how it moves."""
+MOVED_BEFORE_TURNING = 3
+"""Shards that have left for good by then, so that the way back takes some steps."""
 
 
 class Play:
@@ -185,6 +198,31 @@ class Play:
         assert self.fired, f"{self.point} was not passed so often: {self.describe()}"
         self.judge(change, before, self.harvest.plans[steps:])
 
+    def turn_back(self, strategy: str) -> None:
+        """A change that is well on its way turns back, and somebody dies when the records say so."""
+        before = self.placement()
+        job = ab.Job(self.job)
+        job.rescale(
+            2, hosts=[H1], strategy=strategy, budget=1024 if strategy == "fluid" else None, wait=False
+        )
+        self.wait("it to be well on its way", lambda: self.shards_moved >= MOVED_BEFORE_TURNING)
+        job.cancel_rescale(wait=False)
+        self.wait("a step that turns back", lambda: (self.placement()["intent"] or {}).get("cancelled"))
+        assert not self.settled, self.describe()
+        self.arm(1)
+        self.wait("its end", lambda: self.settled and self.state in OVER)
+        if self.ended:
+            self.go_on()
+        else:
+            assert self.state == "cancelled", self.describe()
+        assert self.fired, f"{self.point} was not passed on the way back: {self.describe()}"
+        assert self.placement()["layout"]["workers"] == before["layout"]["workers"], self.describe()
+        self.check_stores()
+
+    @property
+    def shards_moved(self) -> int:
+        return int((told(self.job).get("migration") or {}).get("shards_moved", 0))
+
     def passages(self, change: Change) -> int:
         """How often the point is passed at least."""
         if self.point in ONCE:
@@ -245,6 +283,9 @@ class Play:
             assert (len(found), {*found}) == (change.workers, {*change.hosts}), self.describe()
         else:
             assert found == sorted(before["layout"]["workers"]), self.describe()
+        self.check_stores()
+
+    def check_stores(self) -> None:
         assert wait_until(lambda: self.stores_found() == self.stores_wanted(), 30.0), (
             f"{sorted(self.stores_found() ^ self.stores_wanted())}: {self.describe()}"
         )
@@ -291,3 +332,15 @@ def test_every_change_at_every_point(point: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("point", ["epoch.after", "rollback.shard", "recovery.opened", "drop.renamed"])
 def test_dying_again_in_recovering(point: str, tmp_path: Path) -> None:
     play(tmp_path, "rescale.committed", ["sudden", "fluid", "turned", "split"], recovering=point)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ON_THE_WAY_BACK)
+def test_dying_on_the_way_back(point: str, tmp_path: Path) -> None:
+    job = Play(tmp_path, point)
+    try:
+        job.run("--workers", "2", "--hosts", "1")
+        job.turn_back(ON_THE_WAY_BACK[point])
+        job.finish()
+    finally:
+        job.driver.clean_up()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,9 @@ import pytest
 import anabranch as ab
 from anabranch.log.steplog import StepLog
 from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.jobhandle import ENDED
 from anabranch.runtime.outputs import table
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "spark"))
-
-from cluster import HOSTS, Cluster, standalone_cluster
+from cluster import HOSTS, Cluster, places_of_tasks, recording, run_command, standalone_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -57,20 +53,10 @@ class Running:
         self.directory = directory
         self.said = directory.parent / f"{name}.jsonl"
         self.complaints = directory.parent / f"{name}.err"
-        flow = directory.parent / "hostsflow.py"
-        flow.write_text(FLOW)
-        command = [
-            sys.executable,
-            "-m",
-            "anabranch.cli.main",
-            "run",
-            str(flow),
-            "--dir",
-            str(directory),
-            "--json",
-        ]
         with open(self.said, "wb") as out, open(self.complaints, "wb") as err:
-            self.process = subprocess.Popen([*command, *arguments], stdout=out, stderr=err, env=os.environ)
+            self.process = subprocess.Popen(
+                [*run_command(directory, FLOW), *arguments], stdout=out, stderr=err
+            )
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         lines = self.said.read_text().splitlines(keepends=True)
@@ -106,17 +92,6 @@ def running(directory: Path, name: str, *arguments: str) -> Iterator[Running]:
     finally:
         run.process.kill()
         run.process.wait()
-
-
-def on(cluster: Cluster, **conf: str) -> list[str]:
-    """The arguments for a run on the cluster."""
-    settings = {
-        "spark.executor.memory": "600m",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        **conf,
-    }
-    return ["--master", cluster.master, *(f"--conf={name}={value}" for name, value in settings.items())]
 
 
 def check_tables(directory: Path) -> None:
@@ -169,32 +144,11 @@ def join(cluster: Cluster, job: ab.Job, host: str) -> None:
     assert (one["used"], one["shards"], one["workers"]) == (False, 0, [])
 
 
-def places_of_steps(events: Path) -> dict[int, set[str]]:
-    """Where tasks of steps ran, by the number of the worker."""
-    stages: set[int] = set()
-    places: dict[int, set[str]] = defaultdict(set)
-    for line in next(events.iterdir()).read_text().splitlines():
-        event = json.loads(line)
-        # Whatever else the coordinator asks of hosts is done in the stage that made their handles, and another one.
-        if event["Event"] == "SparkListenerJobStart" and len(event["Stage IDs"]) > 2:
-            stages |= set(event["Stage IDs"])
-        elif event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in stages:
-            places[event["Task Info"]["Index"]].add(event["Task Info"]["Host"])
-    return places
-
-
 def test_a_host_that_joins_is_used_by_the_next_rescaling(tmp_path: Path) -> None:
     directory, events = tmp_path / "job", tmp_path / "events"
-    events.mkdir()
-    record = {
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": f"file://{events}",
-        "spark.eventLog.rolling.enabled": "false",
-        "spark.eventLog.compress": "false",
-    }
     with standalone_cluster(tmp_path / "cluster", (FIRST, SECOND)) as cluster:
         arguments = ["--workers", "2", "--shards", "12"]
-        with running(directory, "run", *on(cluster, **record), *arguments) as run:
+        with running(directory, "run", *cluster.arguments(**recording(events)), *arguments) as run:
             job = run.job()
             assert [one["used"] for one in job.hosts()] == [True, True]
             join(cluster, job, THIRD)
@@ -209,14 +163,15 @@ def test_a_host_that_joins_is_used_by_the_next_rescaling(tmp_path: Path) -> None
             run.more_steps()
         assert run.events("fault") == []
         assert {event["workers"] for event in run.events("step")} == {2, 3}
-    assert places_of_steps(events) == {worker: {host} for worker, host in enumerate(HOSTS)}
+    places = {worker: set(hosts) for worker, hosts in places_of_tasks(events, only_steps=True).items()}
+    assert places == {worker: {host} for worker, host in enumerate(HOSTS)}
     check_tables(directory)
 
 
 def test_hosts_are_emptied_and_shut_down(tmp_path: Path) -> None:
     directory = tmp_path / "job"
     with standalone_cluster(tmp_path / "cluster") as cluster:
-        with running(directory, "run", *on(cluster), "--workers", "3", "--shards", "12") as run:
+        with running(directory, "run", *cluster.arguments(), "--workers", "3", "--shards", "12") as run:
             job = run.job()
             left = list(HOSTS)
             for host, strategy in ((SECOND, "hot"), (FIRST, "sudden")):
@@ -237,11 +192,38 @@ def test_hosts_are_emptied_and_shut_down(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [THIRD, FIRST], ids=["the one that gets", "one that gives"])
+@pytest.mark.parametrize("strategy", ["hot", "sudden", "batched"])
+def test_a_host_dies_whatever_the_strategy(tmp_path: Path, strategy: str, dies: str) -> None:
+    directory = tmp_path / "job"
+    left = tuple(host for host in HOSTS if host != dies)
+    with standalone_cluster(tmp_path / "cluster", (FIRST, SECOND)) as cluster:
+        with running(directory, "run", *cluster.arguments(), "--workers", "2", "--shards", "12") as run:
+            job = run.job()
+            join(cluster, job, THIRD)
+            begun = job.rescale(3, strategy=strategy, wait=False)
+
+            def shown() -> dict[str, Any]:
+                return job.status().get("migration") or begun
+
+            wait_until(lambda: shown()["state"] != "preparing", "the migration to begin")
+            cluster.lose(dies)
+            wait_until(lambda: shown()["state"] in ENDED, "the migration to end")
+            # What takes a single step may have been done before.
+            assert shown()["state"] == "failed" or strategy == "sudden", shown()
+            wait_until(lambda: set(job.status()["hosts"]) <= set(left), "the host to be done without")
+            run.more_steps()
+            check_disks(cluster, job, directory, tuple(job.status()["hosts"]))
+            assert (shown()["id"], dies in (shown()["error"] or dies)) == (begun["id"], True)
+        check_tables(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [THIRD, FIRST], ids=["the one that gets", "one that gives"])
 def test_a_host_dies_in_the_middle_of_a_migration(tmp_path: Path, dies: str) -> None:
     directory = tmp_path / "job"
     left = tuple(host for host in HOSTS if host != dies)
     with standalone_cluster(tmp_path / "cluster", (FIRST, SECOND)) as cluster:
-        with running(directory, "run", *on(cluster), "--workers", "2", "--shards", "12") as run:
+        with running(directory, "run", *cluster.arguments(), "--workers", "2", "--shards", "12") as run:
             job = run.job()
             join(cluster, job, THIRD)
             job.checkpoint(timeout=PATIENCE)
@@ -274,7 +256,7 @@ def test_a_host_dies_in_the_middle_of_a_migration(tmp_path: Path, dies: str) -> 
         other = "127.0.0.5"
         cluster.shut_down(left[0])
         cluster.join(other)
-        with running(directory, "others", *on(cluster), "--workers", "4") as run:
+        with running(directory, "others", *cluster.arguments(), "--workers", "4") as run:
             job = run.job()
             assert job.status()["hosts"] == sorted((left[1], other))
             job.rescale(2, hosts=[other], timeout=PATIENCE)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.errors import ConfigError
+from anabranch.errors import ConfigError, StepAborted
 from anabranch.log.steplog import Progress
 from anabranch.model.ids import Epoch, HostId, Incarnation, ShardId, Step
 from anabranch.model.layout import Layout, initial_layout
@@ -59,6 +59,8 @@ class Hands:
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
+        self.failures = 0
+        """How many of the next copies fail; each leaves a store that nobody may trust."""
         self.waiting: list[tuple[Callable[[Any], None], Any]] = []
         self.ready: list[tuple[Callable[[Any], None], Any]] = []
 
@@ -69,7 +71,11 @@ class Hands:
     def copy(self, standing: Any, pairs: Any, since: Any, then: Callable[[Any], None]) -> None:
         for _, target, _, _ in pairs:
             self.disk[store(target)] = target.incarnation
-        self.waiting.append((then, 1))
+        answer: Any = 1
+        if self.failures:
+            self.failures -= 1
+            answer = StepAborted("a process died")
+        self.waiting.append((then, answer))
 
     def drop(self, copies: Any, then: Callable[[Any], None]) -> None:
         for copy in copies:
@@ -81,7 +87,10 @@ class Hands:
         ready, self.ready, self.waiting = self.ready, self.waiting, []
         for then, answer in ready:
             future: Future[Any] = Future()
-            future.set_result(answer)
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
             then(future)
 
     def drain(self) -> None:
@@ -108,8 +117,9 @@ class Bench:
         """Another one takes over, which knows what is in the placement and nothing else, and sweeps."""
         self._sweep()
         notes: list[str] = []
-        hands: Any = Hands(self.disk)
-        self.rescaler = Rescaler(Settings(), JobDir(self.root), hands, lambda: [*HOSTS], notes.append)
+        self.hands = Hands(self.disk)
+        carrier: Any = self.hands
+        self.rescaler = Rescaler(Settings(), JobDir(self.root), carrier, lambda: [*HOSTS], notes.append)
         self.rescaler.resume(self.standing)
 
     def moment(self) -> None:
@@ -121,6 +131,8 @@ class Bench:
             assert moves.placement.version > self.standing.placement.version
             for moving in moves.moving:
                 assert self.disk[store(moving.source)] == moving.source.incarnation
+                if not moving.fresh:
+                    assert self.disk[store(moving.target)] == moving.target.incarnation
                 self.disk[store(moving.target)] = moving.target.incarnation
             self.standing.placement = moves.placement
         assert stores(self.standing.placement).items() <= self.disk.items()
@@ -193,6 +205,19 @@ def length(root: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> int:
     return moments
 
 
+@pytest.mark.parametrize(("way", "shards"), [("out", None), ("split", 16), ("merged", 2)])
+def test_the_account_says_that_shards_split_or_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, shards: int | None
+) -> None:
+    bench, _ = begin(tmp_path, monkeypatch, way)
+    seen = set()
+    while not bench.over:
+        bench.moment()
+        seen.add(bench.rescaler.summary()["migration"]["resharding"])
+    assert seen == {None, shards}
+    assert bench.rescaler.summary()["migration"]["resharding"] is None
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_turning_back_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     for at in range(length(tmp_path, monkeypatch, way)):
@@ -223,6 +248,42 @@ def test_losing_the_coordinator_at_any_moment(
         bench.lose_coordinator()
         bench.run_to_its_end()
         assert bench.is_in(wanted), at
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 7])
+@pytest.mark.parametrize("way", ["copied", "split", "split elsewhere", "merged"])
+def test_copies_beside_the_steps_that_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, failures: int
+) -> None:
+    bench, target = begin(tmp_path, monkeypatch, way)
+    bench.hands.failures = failures
+    bench.run_to_its_end()
+    shown = bench.rescaler.summary()["migration"]
+    if way.startswith("split") and failures >= 3:
+        # Nothing had changed yet, so it can be given up; shards that have moved must merge some time.
+        assert (shown["state"], shown["error"]) == ("failed", "a process died")
+        assert bench.is_in(bench.origin)
+    else:
+        assert (shown["state"], shown["error"]) == ("done", None)
+        assert bench.is_in(target)
+
+
+@pytest.mark.parametrize("way", ["copied", "split", "split elsewhere", "merged"])
+def test_copies_that_fail_and_turning_back_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    for failures in (1, 2, 3, 7):
+        for at in range(length(tmp_path, monkeypatch, way) + 2 * failures):
+            bench, _ = begin(tmp_path, monkeypatch, way)
+            bench.hands.failures = failures
+            for _ in range(at):
+                bench.moment()
+            try:
+                bench.rescaler.cancel()
+            except ConfigError:
+                break
+            bench.run_to_its_end()
+            assert bench.is_in(bench.origin), (failures, at)
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from cluster import HOSTS, Cluster, standalone_cluster
 
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.outputs import table
+from cluster import HOSTS, Cluster, places_of_tasks, recording, run_command, standalone_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -59,32 +57,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
 
 
 def run_flow(directory: Path, *arguments: str, env: dict[str, str] | None = None) -> list[dict[str, object]]:
-    flow = directory.parent / "clusterflow.py"
-    flow.write_text(FLOW)
-    command = [
-        sys.executable,
-        "-m",
-        "anabranch.cli.main",
-        "run",
-        str(flow),
-        "--dir",
-        str(directory),
-        "--until-idle",
-        "--json",
-    ]
     done = subprocess.run(
-        [*command, "--max-step-rows", "10000", *arguments],
+        [*run_command(directory, FLOW), "--until-idle", "--max-step-rows", "10000", *arguments],
         env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def on_cluster(cluster: Cluster, directory: Path, *arguments: str, env: dict[str, str] | None = None):
-    return run_flow(
-        directory, "--master", cluster.master, "--workers", "6", "--conf", "spark.executor.memory=600m",
-        "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1", *arguments, env=env,
-    )  # fmt: skip
+def on_cluster(
+    cluster: Cluster,
+    directory: Path,
+    conf: dict[str, str] | None = None,
+    env: dict[str, str] | None = None,
+) -> list[dict[str, object]]:
+    return run_flow(directory, *cluster.arguments(**(conf or {})), "--workers", "6", env=env)
 
 
 def outputs(directory: Path) -> dict[str, list[tuple[object, ...]]]:
@@ -101,26 +88,17 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_task_runs_where_its_shards_are(cluster: Cluster, embedded: Path, tmp_path: Path) -> None:
     events = tmp_path / "events"
-    events.mkdir()
-    seen = on_cluster(
-        cluster, tmp_path / "job", "--conf", "spark.eventLog.enabled=true",
-        "--conf", f"spark.eventLog.dir=file://{events}", "--conf", "spark.eventLog.rolling.enabled=false",
-        "--conf", "spark.eventLog.compress=false",
-    )  # fmt: skip
+    seen = on_cluster(cluster, tmp_path / "job", recording(events))
     assert not [event for event in seen if event["event"] == "fault"]
     placement = JobDir(tmp_path / "job").placement()
     assert placement is not None
     layout = placement.layout
     assert set(layout.workers) == set(HOSTS)
-    tasks: dict[int, set[str]] = defaultdict(set)
-    steps = 0
-    for line in next(events.iterdir()).read_text().splitlines():
-        event = json.loads(line)
-        if event["Event"] == "SparkListenerTaskEnd":
-            tasks[event["Task Info"]["Index"]].add(event["Task Info"]["Host"])
-            steps += 1
-    assert steps > 6 * 3 * 5
-    assert {worker: {host} for worker, host in enumerate(layout.workers)} == tasks
+    places = places_of_tasks(events)
+    assert sum(map(len, places.values())) > 6 * 3 * 5
+    assert {worker: {host} for worker, host in enumerate(layout.workers)} == {
+        worker: set(hosts) for worker, hosts in places.items()
+    }
     job = JobDir(tmp_path / "job").job()["id"]
     for host in HOSTS:
         here = {path.name for path in (cluster.state_dir(host) / job / host).glob("shard-*")}

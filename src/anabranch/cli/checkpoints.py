@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from argparse import Namespace
 from typing import Any
 
-from anabranch.cli.display import human
-from anabranch.cli.job import open_job
-from anabranch.errors import JobDirError
+from anabranch.cli.display import human, tell_waiting
 from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.jobhandle import Job
 from anabranch.state.versions import Versions
 
 
 def checkpoint(options: Namespace) -> int:
-    jobdir = open_job(options.dir)
+    job = Job(options.dir)
     if not options.list:
-        _ask(jobdir, options)
+        job.checkpoint(timeout=options.timeout, tell=None if options.json else tell_waiting)
     if options.json:
-        print(json.dumps(usage(jobdir)))
+        print(json.dumps(usage(job.jobdir)))
         return 0
-    print("\n".join(checkpoint_lines(jobdir)) or "no checkpoints")
+    print("\n".join(checkpoint_lines(job.jobdir)) or "no checkpoints")
     return 0
 
 
@@ -49,27 +47,6 @@ def usage(jobdir: JobDir) -> list[dict[str, Any]]:
         for one in versions.usage()
         for manifest in [versions.manifest(one.version)]
     ]
-
-
-def _ask(jobdir: JobDir, options: Namespace) -> None:
-    if not jobdir.running():
-        raise JobDirError(
-            f"{jobdir.path} is not running, so there is nothing new to checkpoint; `anabranch checkpoint "
-            f"{jobdir.path} --list` shows what there is"
-        )
-    jobdir.ask("checkpoint")
-    deadline = time.monotonic() + options.timeout
-    told = time.monotonic()
-    while jobdir.asked("checkpoint"):
-        now = time.monotonic()
-        if not jobdir.running():
-            raise JobDirError(f"{jobdir.path} ended before the checkpoint was made")
-        if now > deadline:
-            raise JobDirError(f"{jobdir.path} has made no checkpoint within {options.timeout:g} s")
-        if now - told > 2 and not options.json:
-            sys.stderr.write("waiting for the checkpoint to be written …\n")
-            told = now
-        time.sleep(0.05)
 
 
 def _age(then: float) -> str:

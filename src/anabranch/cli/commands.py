@@ -13,20 +13,19 @@ from typing import Any
 import polars as pl
 
 from anabranch.cli.checkpoints import checkpoint_lines
-from anabranch.cli.display import JsonDisplay, TextDisplay, human, plural
+from anabranch.cli.display import JsonDisplay, TextDisplay, human, plural, tell_waiting
 from anabranch.cli.job import open_job
 from anabranch.cli.load import load_flow
 from anabranch.cli.rescale import migration_lines
-from anabranch.errors import ConfigError, JobDirError
+from anabranch.errors import ConfigError
 from anabranch.flow.plan import make_plan
 from anabranch.flow.render import as_json, as_text
 from anabranch.model.batch import WEIGHT
-from anabranch.runtime.jobdir import JobDir
+from anabranch.runtime.jobhandle import Job
 from anabranch.runtime.outputs import changes, json_ready, output_names, table
 from anabranch.runtime.settings import Settings
 
 _SHOWN = 50
-_FORCE_PATIENCE = 5.0
 LIVE_STATES = ("starting", "recovering", "running", "idle", "stopping")
 """States that only a running coordinator is in."""
 
@@ -125,49 +124,20 @@ def status(options: Namespace) -> int:
 
 
 def stop(options: Namespace) -> int:
-    jobdir = open_job(options.dir)
-    was_running = jobdir.running()
-    if was_running:
-        _wait_until_stopped(jobdir, options)
-    found = jobdir.status()
+    job = Job(options.dir)
+    was_running = job.running()
+    found = job.stop(
+        force=options.force, timeout=options.timeout, tell=None if options.json else tell_waiting
+    )
     steps = found.get("steps", 0)
-    if was_running and found["state"] == "failed":
-        raise JobDirError(f"{jobdir.path} failed before it could stop: {found['error']}")
     state = "stopped" if found["state"] in LIVE_STATES else found["state"]
     if options.json:
         print(json.dumps({"was_running": was_running, "state": state, "steps": steps}))
     else:
-        print(f"stopped after {plural(steps, 'step')}" if was_running else f"{jobdir.path} is not running")
+        print(
+            f"stopped after {plural(steps, 'step')}" if was_running else f"{job.jobdir.path} is not running"
+        )
     return 0
-
-
-def _wait_until_stopped(jobdir: JobDir, options: Namespace) -> None:
-    began = time.monotonic()
-    told = began
-    said = ""
-    while jobdir.running():
-        # Again and again: a coordinator that is just starting clears what it finds.
-        jobdir.ask("stop")
-        if options.force:
-            jobdir.ask("force")
-        now = time.monotonic()
-        if options.force and now - began > _FORCE_PATIENCE:
-            jobdir.kill_holder()
-            return
-        if now - began > options.timeout:
-            raise JobDirError(
-                f"{jobdir.path} has not stopped within {options.timeout:g} s; it is waiting for "
-                f"{_waiting_for(jobdir)}. `stop --force` stops it now and loses nothing"
-            )
-        reason = _waiting_for(jobdir)
-        if not options.json and (now - told > 2 or (said and reason != said)):
-            sys.stderr.write(f"waiting for {reason} …\n")
-            told, said = now, reason
-        time.sleep(0.05)
-
-
-def _waiting_for(jobdir: JobDir) -> str:
-    return jobdir.status().get("waiting_for") or "the step under way"
 
 
 def plan(options: Namespace) -> int:

@@ -160,6 +160,11 @@ class JsonDisplay:
         sys.stdout.flush()
 
 
+def tell_waiting(reason: str) -> None:
+    """For a command that has somebody waiting."""
+    sys.stderr.write(f"waiting for {reason} …\n")
+
+
 def human(number: float) -> str:
     """A count in at most five characters: 950, 1.2k, 34M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -216,15 +216,28 @@ def _phase(migration: Json) -> str:
 
 def _moved(migration: Json) -> list[str]:
     shards, all_shards = migration["shards_moved"], migration["shards_total"]
+    resharding = _resharding(migration)
     if not all_shards:
+        if resharding:
+            # Whether any moves behind that is not known yet.
+            return resharding
         # While it is being prepared, nobody knows yet; a start anew rebuilds shards, and moves none.
         known = migration["state"] in ("moving", "dropping", "done") and migration["strategy"] != "stop-start"
         return ["no shard leaves its host"] if known else []
-    parts = [f"{shards:,} of {plural(all_shards, 'shard')}"]
+    parts = [*resharding, f"{shards:,} of {plural(all_shards, 'shard')}"]
     if migration["bytes_total"]:
         total = "" if _whole(migration) else f" of {human(migration['bytes_total'])}B"
         parts.append(f"{human(migration['bytes_moved'])}B{total}")
     return parts
+
+
+def _resharding(migration: Json) -> list[str]:
+    """That shards split or merge just now, if they do."""
+    shards = migration.get("resharding")
+    if shards is None:
+        return []
+    splits = shards == max(migration["from"]["shards"], migration["to"]["shards"])
+    return [f"{'splitting' if splits else 'merging'} into {plural(shards, 'shard')}"]
 
 
 def _latency(migration: Json) -> str:

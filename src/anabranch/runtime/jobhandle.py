@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from anabranch.errors import ConfigError, EngineError, JobDirError, UserError
@@ -29,6 +29,7 @@ _FORCE_PATIENCE = 5.0
 _SILENCE = 30.0
 """Seconds for which a coordinator that is at work may say nothing of a rescaling: it may be recovering."""
 _WEIGH_PATIENCE = 2.0
+_TELL_EVERY = 2.0
 
 
 class Job:
@@ -169,17 +170,21 @@ class Job:
             migration = shown
             yield migration
 
-    def stop(self, *, force: bool = False, timeout: float = 300.0) -> Json:
+    def stop(
+        self, *, force: bool = False, timeout: float = 300.0, tell: Callable[[str], None] | None = None
+    ) -> Json:
         """Stop the job in an orderly way, and wait for it; returns the last status.
 
         Args:
             force: do without the final checkpoint, and kill a coordinator that does not answer; nothing is lost.
             timeout: most seconds to wait.
+            tell: called now and then with what is waited for.
 
         Raises:
             JobDirError: it has not stopped in time, or failed meanwhile.
         """
         was_running, began = self.running(), time.monotonic()
+        telling = None if tell is None else _Telling(tell)
         while self.running():
             # Again and again: a coordinator that is just starting clears what it finds.
             self.jobdir.ask("stop")
@@ -191,31 +196,48 @@ class Job:
                 break
             if waited > timeout:
                 raise JobDirError(
-                    f"{self.jobdir.path} has not stopped within {timeout:g} s; force=True stops it"
+                    f"{self.jobdir.path} has not stopped within {timeout:g} s; it is waiting for "
+                    f"{self._waiting_for()}. `stop --force` stops it now and loses nothing"
                 )
+            if telling is not None:
+                telling.say(self._waiting_for())
             time.sleep(_LOOK_EVERY / 2)
         status = self.status()
         if was_running and status["state"] == "failed":
             raise JobDirError(f"{self.jobdir.path} failed before it could stop: {status['error']}")
         return status
 
-    def checkpoint(self, *, timeout: float = 300.0) -> None:
+    def checkpoint(self, *, timeout: float = 300.0, tell: Callable[[str], None] | None = None) -> None:
         """Make a checkpoint of all that is committed, and wait for it.
+
+        Args:
+            timeout: most seconds to wait.
+            tell: called now and then with what is waited for.
 
         Raises:
             JobDirError: the job is not running, or ended, or the timeout passed.
         """
         where = self.jobdir.path
         if not self.running():
-            raise JobDirError(f"{where} is not running, so there is nothing new to checkpoint")
+            raise JobDirError(
+                f"{where} is not running, so there is nothing new to checkpoint; `anabranch checkpoint {where} "
+                f"--list` shows what there is"
+            )
         self.jobdir.ask("checkpoint")
+        telling = None if tell is None else _Telling(tell)
         deadline = time.monotonic() + timeout
         while self.jobdir.asked("checkpoint"):
             if not self.running():
                 raise JobDirError(f"{where} ended before the checkpoint was made")
             if time.monotonic() > deadline:
                 raise JobDirError(f"{where} has made no checkpoint within {timeout:g} s")
+            if telling is not None:
+                telling.say("the checkpoint to be written")
             time.sleep(_LOOK_EVERY / 2)
+
+    def _waiting_for(self) -> str:
+        """What a job that is to stop does before it does."""
+        return self.status().get("waiting_for") or "the step under way"
 
     def _last(self, migration: Json, timeout: float | None) -> Json:
         for shown in self.watch(migration, timeout):
@@ -249,6 +271,21 @@ class Job:
             # Sizes are an ornament: whoever may not command the job may still look at its layout.
             return self.status()
         return status
+
+
+class _Telling:
+    """Says what is waited for, when that has taken a while, again and again, and when it is something else than before."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+        self._told = time.monotonic()
+        self._said = ""
+
+    def say(self, reason: str) -> None:
+        now = time.monotonic()
+        if now - self._told > _TELL_EVERY or (self._said and reason != self._said):
+            self.tell(reason)
+            self._told, self._said = now, reason
 
 
 def check_done(migration: Json) -> Json:

@@ -207,9 +207,14 @@ class Migrator:
                 made = [current.arriving.pop(shard) for shard in shards if shard in current.arriving]
                 self.carrier.drop(made, partial(self._dropped, current, shards))
             case machine.Finish(cancelled):
-                if cancelled and not current.begun:
+                if current.begun or not cancelled:
+                    current.leg_over = True
+                elif current.cancelled:
                     current.end("cancelled")
+                elif current.error is not None:
+                    current.end("failed", current.error)
                 else:
+                    # Nobody wants to turn back: copies could not be made.
                     current.leg_over = True
 
     def _copy(
@@ -295,12 +300,32 @@ class Migrator:
         try:
             size = int(future.result())
         except AnabranchError as error:
-            self.note(f"a copy beside the steps failed and is tried again: {error}")
-            self._tell(current, machine.CopyFailed(str(error)), standing)
+            if current.shards:
+                self._not_copied(current, standing, error)
+            else:
+                self.note(f"a copy beside the steps failed and is tried again: {error}")
+                self._tell(current, machine.CopyFailed(str(error)), standing)
         else:
             current.bytes_moved += 0 if current.shards else size
             self._tell(current, machine.CopyDone(at, size), standing)
         self._show(current)
+
+    def _not_copied(self, current: Rescaling, standing: Standing, error: AnabranchError) -> None:
+        """Shards could not be copied that are to split or merge: when what there is of the copies is dropped, the leg begins
+        anew, or is given up.
+
+        Told of it, the machine would go on without copies, piece by piece; but shards split and merge all at once, in copies
+        that are there before the step.
+        """
+        current.failures += 1
+        if current.cancelled:
+            self.note(f"a copy beside the steps failed; it is not needed any more: {error}")
+        elif current.failures < _TRIES or current.begun:
+            self.note(f"a copy beside the steps failed and is tried again: {error}")
+        else:
+            current.error = str(error)
+            self.note(f"rescaling {current.number} failed, nothing has changed: {error}")
+        self._tell(current, machine.CancelAsked(), standing)
 
     def _dropped(self, current: Rescaling, shards: tuple[ShardId, ...], future: Future[Any]) -> None:
         try:

@@ -41,7 +41,7 @@ class Rescaling:
     shards_moved: int = 0
     """In legs that are over."""
     failures: int = 0
-    """How often it could not be prepared."""
+    """How often it could not be prepared, or shards not copied that were to split or merge."""
     machine: machine.Migration | None = None
     begun: bool = False
     """Whether a step was committed that has the intent in its plan record."""
@@ -120,6 +120,7 @@ class Rescaling:
             "asked": self.asked,
             "from": describe(self.origin),
             "to": describe(self.target),
+            "resharding": self.shards if self.machine is not None and not self.over else None,
             "shards_total": shards_total,
             "shards_moved": shards_moved,
             "bytes_total": max(total, done),

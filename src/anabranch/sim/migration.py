@@ -27,8 +27,10 @@ from anabranch.errors import EngineError
 from anabranch.model.ids import ShardId, Step, WorkerId
 from anabranch.model.placement import Copy, moved
 from anabranch.protocol import migration as mig
-from anabranch.protocol.migration import Migration, Move, Piece
-from anabranch.sim.copies import Arrival, Cargo, Fence, FencedOff, Refused, Store, Tasks, touched, truth
+from anabranch.protocol.migration import Migration, Move
+from anabranch.sim.attempts import Attempts
+from anabranch.sim.beside import Beside
+from anabranch.sim.copies import Fence, Refused, Store, Tasks
 from anabranch.sim.explore import Action
 from anabranch.sim.scene import Case, Copying, Garbage, Place, Plan, Reading, Run, Scene, State
 
@@ -39,8 +41,9 @@ class Rescaling:
     def __init__(self, case: Case, machine: type[Migration] = Migration, tasks: Tasks | None = None) -> None:
         self._case = case
         self._machine = machine
-        self._tasks = tasks or Tasks()
         self._scene = Scene(case)
+        self._attempts = Attempts(case, self._scene, tasks or Tasks(), self.routed)
+        self._beside = Beside(case, self._scene, tasks or Tasks())
 
     def initial(self) -> State:
         return self._begin_anew(self._scene.initial())
@@ -112,7 +115,7 @@ class Rescaling:
         yield from self._steps(state)
         yield from self._background(state)
         if state.straggler is not None:
-            yield from self._work(state, state.straggler, late=True)
+            yield from self._attempts.work(state, state.straggler, late=True)
         if state.cancels:
             asked = state._replace(cancels=state.cancels - 1)
             yield Action(("somebody cancels",), self._tell(asked, mig.CancelAsked()), fault=True)
@@ -137,11 +140,10 @@ class Rescaling:
         if run.refused:
             yield Action(("recovery under a new epoch",), self._restart(state))
             return
-        yield from self._work(state, run, late=False)
-        if len(run.ran) == len(self._to_run(run)) and len(run.cargos) == len(
-            self._scene.plan(run.plan).pieces
-        ):
-            yield Action(("the record of step", run.fence.step, "is durable"), self._commit(state, run))
+        yield from self._attempts.work(state, run, late=False)
+        if self._attempts.complete(run):
+            durable = self._trim(self._attempts.commit(state, run))
+            yield Action(("the record of step", run.fence.step, "is durable"), durable)
         if state.failures:
             failed = state._replace(failures=state.failures - 1)
             yield Action(("step", run.fence.step, "fails"), self._abort(failed), fault=True)
@@ -156,7 +158,7 @@ class Rescaling:
                 yield Action(("shard", shard, "at", host, "is dropped"), self._drop(state, garbage))
         if state.copying is not None:
             for shard in state.copying.shards:
-                after = self._copy(state, state.copying, shard, late=False)
+                after = self._copy(state, state.copying, shard)
                 yield Action(("shard", shard, "is copied, round since", state.copying.since), after)
             if state.copy_failures:
                 failed = state._replace(copying=None, copy_failures=state.copy_failures - 1)
@@ -167,7 +169,7 @@ class Rescaling:
                     yield Action(("copying fails, a task of it goes on",), after, fault=True)
         if state.late_copying is not None:
             for shard in state.late_copying.shards:
-                after = self._copy(state, state.late_copying, shard, late=True)
+                after = self._beside.copy(state, state.late_copying, shard, late=True)
                 yield Action(("shard", shard, "is copied too late"), after)
         if state.reading is None and state.checkpoints:
             copies = tuple(self._scene.placement(state.placement).copies())
@@ -212,110 +214,6 @@ class Rescaling:
         for command in others:
             state = self._obey(state, command)
         return state
-
-    def _work(self, state: State, run: Run, late: bool) -> Iterator[Action[State]]:
-        """What the tasks of an attempt do next."""
-        who = "a straggler" if late else "a task"
-        plan = self._scene.plan(run.plan)
-        if len(run.cargos) < len(plan.pieces):
-            piece = plan.pieces[len(run.cargos)]
-            yield Action((who, "collects", piece), self._collect(state, run, piece, late))
-            return
-        todo = [one for one in self._to_run(run) if one.slot not in run.ran]
-        for one in todo:
-            yield Action((who, "runs step", run.fence.step, "in", one), self._run(state, run, one, late))
-        if late and not todo:
-            yield Action((who, "is done"), state._replace(straggler=None))
-
-    def _collect(self, state: State, run: Run, piece: Piece, late: bool) -> State:
-        plan = self._scene.plan(run.plan)
-        source = self._scene.copy_with(plan.before, piece.shard, piece.source)
-        place = (source.host, source.shard)
-        wanted = self._scene.keys_in(piece.shard, piece.low, piece.end)
-        try:
-            store, cargo = self._tasks.collect(
-                self._scene.store_of(state, source),
-                run.fence,
-                dict(plan.markers)[source.shard, source.incarnation],
-                wanted,
-                piece.since,
-            )
-        except Refused as refused:
-            return self._refused(state, run, refused, late)
-        run = run._replace(cargos=(*run.cargos, cargo))
-        return self._went_on(_stored(state, place, store), run, late)
-
-    def _run(self, state: State, run: Run, one: Copy, late: bool) -> State:
-        plan = self._scene.plan(run.plan)
-        place = (one.host, one.shard)
-        arrival = self._arrival(run, one)
-        known = dict(state.stores).get(place)
-        # Of a copy that is being filled, only the copying itself knows which step it is at.
-        unchecked = arrival is not None and (arrival.fresh or arrival.since is not None)
-        expected = None if unchecked else dict(plan.markers)[one.shard, one.incarnation]
-        try:
-            if known is not None and known.incarnation != one.incarnation:
-                raise Refused(f"{one} is to be written, and there is incarnation {known.incarnation}")
-            store = self._tasks.run(
-                known, one.incarnation, run.fence, expected, arrival, self._case.keys, self._rows(run, one)
-            )
-        except Refused as refused:
-            return self._refused(state, run, refused, late)
-        if late and (known is None or known.late):
-            store = store._replace(late=True)
-        run = run._replace(ran=tuple(sorted({*run.ran, one.slot})))
-        return self._went_on(_stored(state, place, store), run, late)
-
-    def _arrival(self, run: Run, one: Copy) -> Arrival | None:
-        plan = self._scene.plan(run.plan)
-        for piece, cargo in zip(plan.pieces, run.cargos, strict=True):
-            if (piece.shard, plan.after.layout.workers[piece.target]) == (one.shard, one.host):
-                fresh = not piece.back and piece.since is None and piece.shard not in plan.before.cuts
-                return Arrival(cargo, fresh, piece.since)
-        return None
-
-    def _to_run(self, run: Run) -> list[Copy]:
-        """Copies that the step writes: where something arrives, and where rows are routed to."""
-        plan = self._scene.plan(run.plan)
-        arriving = {(piece.shard, piece.target) for piece in plan.pieces}
-        return [
-            one for one in plan.after.copies() if (one.shard, one.worker) in arriving or self._rows(run, one)
-        ]
-
-    def _rows(self, run: Run, one: Copy) -> list[int]:
-        keys = self._scene.keys_in(one.shard, *self.routed(self._scene.plan(run.plan), one))
-        return [key for key in keys if touched(self._scene.key(one.shard, key), run.fence.step)]
-
-    def _refused(self, state: State, run: Run, refused: Refused, late: bool) -> State:
-        if late:
-            return state._replace(straggler=None)
-        if isinstance(refused, FencedOff) or not self._case.stragglers:
-            return state._replace(wrong=f"the only attempt that counts is refused: {refused}")
-        # A straggler was there first; what it did is undone.
-        return state._replace(run=run._replace(refused=True))
-
-    def _went_on(self, state: State, run: Run, late: bool) -> State:
-        return state._replace(straggler=run) if late else state._replace(run=run)
-
-    def _commit(self, state: State, run: Run) -> State:
-        plan = self._scene.plan(run.plan)
-        wrote = {one.slot for one in self._to_run(run)}
-        old = dict(plan.markers)
-        markers = {}
-        for one in plan.after.copies():
-            name = (int(one.shard), int(one.incarnation))
-            markers[name] = run.fence.step if one.slot in wrote else old[name]
-        return self._trim(
-            state._replace(
-                run=run._replace(durable=True),
-                committed=run.fence.step + 1,
-                attempt=0,
-                failed=None,
-                placement=self._scene.number_placement(plan.after),
-                cancelled=plan.cancelled,
-                markers=tuple(sorted(markers.items())),
-            )
-        )
 
     def _abort(self, state: State) -> State:
         assert state.run is not None
@@ -391,58 +289,19 @@ class Rescaling:
     # --- drops, background copies, checkpoints
 
     def _drop(self, state: State, garbage: Garbage) -> State:
-        place, incarnation = garbage
-        stores = tuple(
-            (where, store)
-            for where, store in state.stores
-            if where != place or store.incarnation != incarnation
-        )
-        drops = tuple(other for other in state.drops if other != garbage)
-        return self._tell(state._replace(stores=stores, drops=drops), mig.Dropped((ShardId(place[1]),)))
+        (_, shard), _ = garbage
+        return self._tell(self._beside.drop(state, garbage), mig.Dropped((ShardId(shard),)))
 
-    def _copy(self, state: State, copying: Copying, shard: int, late: bool) -> State:
-        at = copying.fence.step
-        placement = self._scene.placement(state.placement)
-        source = placement.layout.host_of_shard(ShardId(shard))
-        target = placement.layout.workers[self._case.goals[shard]]
-        incarnation = placement.incarnations[shard] + 1
-        stores = dict(state.stores)
-        known = stores.get((target, shard))
-        rest = copying._replace(shards=tuple(other for other in copying.shards if other != shard))
-        try:
-            store = stores[source, shard].before(at)
-            now = store.history[-1][1]
-            old = None if copying.since is None else store.as_of(copying.since)
-            rows = tuple((key, now[key]) for key in range(len(now)) if old is None or old[key] != now[key])
-            if known is not None and known.incarnation != incarnation:
-                raise Refused(f"incarnation {known.incarnation} is in the way")
-            made = self._tasks.copy_in(
-                known, incarnation, copying.fence, Cargo(store.marker, rows), copying.since, len(now)
-            )
-        except Refused as refused:
-            if late:
-                return state._replace(late_copying=None)
-            return state._replace(wrong=f"a background copy is refused: {refused}")
-        made = made._replace(late=late and (known is None or known.late))
-        state = _stored(state, (target, shard), made)
-        if late:
-            return state._replace(late_copying=rest if rest.shards else None)
-        rest = rest._replace(size=rest.size + len(rows))
-        if rest.shards:
-            return state._replace(copying=rest)
-        return self._tell(state._replace(copying=None), mig.CopyDone(Step(at), rest.size))
+    def _copy(self, state: State, copying: Copying, shard: int) -> State:
+        state = self._beside.copy(state, copying, shard, late=False)
+        if state.wrong is not None or state.copying is None or state.copying.shards:
+            return state
+        done = mig.CopyDone(Step(copying.fence.step), state.copying.size)
+        return self._tell(state._replace(copying=None), done)
 
     def _read(self, state: State, reading: Reading) -> State:
-        one, *rest = reading.copies
-        try:
-            held = self._scene.store_of(state, one).as_of(reading.at)
-        except Refused as refused:
-            return state._replace(wrong=f"a checkpoint as of {reading.at} cannot read {one}: {refused}")
-        for key in self._scene.keys_in(one.shard, one.low, one.end):
-            if held[key] != truth(self._scene.key(one.shard, key), reading.at):
-                return state._replace(wrong=f"a checkpoint as of {reading.at} reads {held[key]} in {one}")
-        after = state._replace(reading=reading._replace(copies=tuple(rest)) if rest else None)
-        return after if rest else self._trim(after)
+        after = self._beside.read(state, reading)
+        return after if after.reading is not None else self._trim(after)
 
     def _trim(self, state: State) -> State:
         """Undo that nobody needs any more is forgotten at once, which the real store may do."""
@@ -503,10 +362,6 @@ class Rescaling:
         except (AssertionError, EngineError) as broken:
             state = state._replace(wrong=f"{broken} after {event}")
         return state._replace(machine=self._scene.number_machine(machine)), commands
-
-
-def _stored(state: State, place: Place, store: Store) -> State:
-    return state._replace(stores=tuple(sorted({**dict(state.stores), place: store}.items())))
 
 
 def _to_drop(state: State, garbage: list[Garbage]) -> State:

@@ -129,6 +129,10 @@ class State(NamedTuple):
     """Whether it was cancelled, once it is over."""
     wrong: str | None = None
 
+    def with_store(self, place: Place, store: Store) -> State:
+        """What is at a place is another store now."""
+        return self._replace(stores=tuple(sorted({**dict(self.stores), place: store}.items())))
+
 
 class Scene:
     """Numbers for what is not hashed, and the geometry of a case."""

@@ -1,8 +1,12 @@
-"""A real Spark standalone cluster on loopback addresses: a master and one worker process per host.  Hosts join and die."""
+"""A real Spark standalone cluster on loopback addresses: a master and one worker process per host.  Hosts join and die.
+
+And how a flow is run there, and where its tasks have run.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -10,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +36,16 @@ class Cluster:
 
     def state_dir(self, host: str) -> Path:
         return self.root / "disks" / host
+
+    def arguments(self, **conf: str) -> list[str]:
+        """What `anabranch run` needs to use it, with more settings of Spark."""
+        settings = {
+            "spark.executor.memory": "600m",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            **conf,
+        }
+        return ["--master", self.master, *(f"--conf={name}={value}" for name, value in settings.items())]
 
     def start(self, hosts: tuple[str, ...]) -> None:
         self._spawn(
@@ -83,6 +98,41 @@ def standalone_cluster(root: Path, hosts: tuple[str, ...] = HOSTS) -> Iterator[C
         yield cluster
     finally:
         cluster.stop()
+
+
+def run_command(directory: Path, flow: str) -> list[str]:
+    """`anabranch run` of a flow, by its text, in a job directory; what it says is JSON."""
+    script = directory.parent / "clusterflow.py"
+    script.write_text(flow)
+    return [
+        *(sys.executable, "-m", "anabranch.cli.main", "run", str(script)),
+        *("--dir", str(directory), "--json"),
+    ]
+
+
+def recording(events: Path) -> dict[str, str]:
+    """Settings with which Spark writes down what it does, in one file in a folder."""
+    events.mkdir()
+    return {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file://{events}",
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.eventLog.compress": "false",
+    }
+
+
+def places_of_tasks(events: Path, *, only_steps: bool = False) -> dict[int, list[str]]:
+    """Where tasks ran, by the number of the worker."""
+    stages: set[int] = set()
+    places: dict[int, list[str]] = defaultdict(list)
+    for line in next(events.iterdir()).read_text().splitlines():
+        event = json.loads(line)
+        # Whatever else the coordinator asks of hosts is done in the stage that made their handles, and another one.
+        if event["Event"] == "SparkListenerJobStart" and len(event["Stage IDs"]) > 2:
+            stages |= set(event["Stage IDs"])
+        elif event["Event"] == "SparkListenerTaskEnd" and (event["Stage ID"] in stages or not only_steps):
+            places[event["Task Info"]["Index"]].append(event["Task Info"]["Host"])
+    return places
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
