@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import polars as pl
 
 from anabranch.flow.plan import Channel, Plan, Planned
 from anabranch.model.ids import OperatorId
+from anabranch.operators.known import Known
 
 BATCH = 1_000_000
 """Rows that are aggregated at once: few enough for the cache, many enough that most keys come several times."""
@@ -73,6 +75,12 @@ def behind(source: Planned, plan: Plan) -> Stream:
 _crowded: dict[tuple[str, int], bool] = {}
 """Whether a flow's channel (by fingerprint and number) had too many keys for batches when this process last filled it.
 Costs depend on it, results do not."""
+
+
+@lru_cache(maxsize=4)
+def known_keys(flow: str, channel: int) -> Known:
+    """The keys that this process remembers of a flow's channel, by the plan's fingerprint and the channel's number."""
+    return Known()
 
 
 class Batches:
