@@ -120,14 +120,14 @@ class Combining(Protocol):
     """A stateful kernel that can shrink its input before the exchange.
 
     Both may be given the keys that are `known` from earlier batches of the same flow and channel, and may add to
-    them.  What they return is the same with and without, but for the order of rows.
+    them.  `process` gives the same bits with and without.
     """
 
     def partial(self, frame: pl.DataFrame, known: Known | None = None) -> pl.DataFrame:
         """Rows (with the key's columns and `__weight`, without `__hash`) to partials.
 
-        Partials carry the key's columns and whatever `process` needs; never more rows
-        than came in.
+        Partials carry the key's columns and whatever `process` needs; not more rows
+        than came in, but for a few of keys that were known.
         """
         ...
 
