@@ -14,9 +14,10 @@ from bench.harness import Benchmark, Options, Row, alternate, compare, options, 
 
 def keyed_sum(kind: str, least: float) -> Benchmark:
     def run(chosen: Options) -> list[Row]:
-        data = make(Shape(rows=16_000_000 if chosen.quick else 64_000_000, kind=kind))  # type: ignore[arg-type]
-        sizes = "4,8" if chosen.quick else "4,8,16"
-        steps = "4000000,8000000" if chosen.quick else "4000000,8000000,16000000"
+        # Files of a million rows: both sides may take the same numbers of rows at once, and four times the largest.
+        data = make(Shape(rows=32_000_000 if chosen.quick else 128_000_000, kind=kind))  # type: ignore[arg-type]
+        sizes = "4,8" if chosen.quick else "8,16,32"
+        steps = "4000000,8000000" if chosen.quick else "8000000,16000000,32000000"
         mine, theirs = alternate(
             lambda: float(ours("keyed_sum", data, "--rows-per-step", steps)["rows_per_second"]),
             lambda: float(

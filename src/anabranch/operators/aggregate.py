@@ -36,16 +36,20 @@ from anabranch.operators.accumulators import (
     Stored,
     Touched,
     add_checked,
+    scatter,
 )
 from anabranch.operators.aggregates import Aggregate, check
 from anabranch.operators.changes import changes, no_changes, write_changed
 from anabranch.operators.extremum import GrowingExtremes, RetractableExtremes
-from anabranch.operators.grouping import I64, group_rows, segment
+from anabranch.operators.grouping import I64, Groups, group_rows, segment
 from anabranch.operators.kernel import Context, KeyedState, Schema
+from anabranch.operators.known import Known
 from anabranch.operators.records import Records
 
 _TOTAL = "__p_total"
 _GROUPS = "groups"
+_MOST = 15 / 16
+"""The share of known keys that a batch must have for the others to be sent along."""
 
 
 class AggregateKernel:
@@ -88,34 +92,32 @@ class AggregateKernel:
         self._records = Records(self._accumulators)
         self.tables: tuple[str, ...] = (_GROUPS, *chain.from_iterable(a.tables for a in self._accumulators))
 
-    def partial(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """One row for each key of the batch."""
-        weights = frame.get_column(WEIGHT)
-        low, high = weights.min(), weights.max()
-        if low != 1 or high != 1:
+    def partial(self, frame: pl.DataFrame, known: Known | None = None) -> pl.DataFrame:
+        """One row for each key of the batch, and up to 1/15 more for keys that were known."""
+        plain = bool((frame.get_column(WEIGHT).to_numpy() == 1).all())
+        if not plain:
             frame = frame.filter(pl.col(WEIGHT) != 0)
-        groups = group_rows(frame, self._keys)
-        if low == high == 1:
-            totals = np.bincount(groups.index, minlength=groups.count)
-            rows = Rows(frame, groups, None, totals)
+        groups = group_rows(frame, self._keys, known)
+        sizes = np.bincount(groups.index, minlength=groups.count)
+        if plain:
+            rows = Rows(frame, groups, None, sizes)
         else:
             own = frame.get_column(WEIGHT).to_numpy()
-            totals = np.zeros(groups.count, dtype=np.int64)
-            np.add.at(totals, groups.index, own)
-            rows = Rows(frame, groups, own, totals)
-        columns = {_TOTAL: pl.Series(totals, dtype=pl.Int64)}
+            rows = Rows(frame, groups, own, scatter(groups.index, groups.count, own))
+        columns = {_TOTAL: pl.Series(rows.totals, dtype=pl.Int64)}
         for accumulator in self._accumulators:
             columns.update(accumulator.partial(rows))
-        return groups.keys.with_columns(column.alias(name) for name, column in columns.items())
+        return _of_groups(groups, sizes, columns)
 
-    def combine(self, partials: pl.DataFrame) -> pl.DataFrame:
+    def combine(self, partials: pl.DataFrame, known: Known | None = None) -> pl.DataFrame:
         """One row for each key of all batches."""
-        groups = group_rows(partials, self._keys)
+        groups = group_rows(partials, self._keys, known)
+        sizes = np.bincount(groups.index, minlength=groups.count)
         parts = Partials(partials, groups)
         columns = {_TOTAL: pl.Series(parts.total(_TOTAL))}
         for accumulator in self._accumulators:
             columns.update(accumulator.combine(parts))
-        return groups.keys.with_columns(column.alias(name) for name, column in columns.items())
+        return _of_groups(groups, sizes, columns)
 
     def process(self, inputs: Sequence[pl.DataFrame], state: KeyedState, context: Context) -> pl.DataFrame:
         """Changes of the groups that the partials touch."""
@@ -138,6 +140,14 @@ class AggregateKernel:
             name: pl.Series(totals) if place is None else self._accumulators[place].result(kind, parts[place])
             for name, (kind, place) in self._results.items()
         }
+
+
+def _of_groups(groups: Groups, sizes: I64, columns: Mapping[str, pl.Series]) -> pl.DataFrame:
+    """Partials of the groups that have rows, and perhaps of some that have none: those add nothing to a record."""
+    frame = groups.keys.with_columns(column.alias(name) for name, column in columns.items())
+    present = sizes > 0
+    # Of 100,000 known keys, a million rows leave out a few, and filtering costs more than sending them does.
+    return frame if np.count_nonzero(present) >= _MOST * groups.count else frame.filter(present)
 
 
 def _accumulator(

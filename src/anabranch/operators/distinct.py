@@ -10,6 +10,7 @@ import polars as pl
 from anabranch.model.batch import HASH, WEIGHT, consolidate
 from anabranch.model.rowcodec import RowCodec
 from anabranch.operators.kernel import Context, KeyedState, Schema
+from anabranch.operators.known import Known
 from anabranch.operators.order import place_rows
 from anabranch.operators.zset import canonical, fold, has_nested, pack_weights, unpack_weights
 
@@ -30,12 +31,12 @@ class DistinctKernel:
         rest = [name for name in schema if name not in keys]
         self._codec = RowCodec({name: schema[name] for name in (*keys, *rest)})
 
-    def partial(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def partial(self, frame: pl.DataFrame, known: Known | None = None) -> pl.DataFrame:
         if has_nested(self.output_schema):
             return frame.select(*self.output_schema, WEIGHT)
         return consolidate(canonical(frame.select(*self.output_schema, WEIGHT)))
 
-    def combine(self, partials: pl.DataFrame) -> pl.DataFrame:
+    def combine(self, partials: pl.DataFrame, known: Known | None = None) -> pl.DataFrame:
         return self.partial(partials)
 
     def process(self, inputs: Sequence[pl.DataFrame], state: KeyedState, context: Context) -> pl.DataFrame:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from anabranch.model.batch import HASH, U64
+from anabranch.operators.known import Known
 
 I64 = npt.NDArray[np.int64]
 
@@ -27,7 +28,10 @@ _INTEGERS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Row *i* belongs to group `index[i]`, 0 ≤ index < `count`; every group has a row."""
+    """Row *i* belongs to group `index[i]`, 0 ≤ index < `count`.
+
+    Every group has a row, unless its key was known from an earlier batch.
+    """
 
     index: I64
     count: int
@@ -35,9 +39,13 @@ class Groups:
     """The key of each group."""
 
 
-def group_rows(frame: pl.DataFrame, keys: Sequence[str]) -> Groups:
-    """Number the distinct keys of a batch; null is a key."""
-    numbered = _number(frame.get_column(keys[0]))
+def group_rows(frame: pl.DataFrame, keys: Sequence[str], known: Known | None = None) -> Groups:
+    """Number the distinct keys of a batch; null is a key.
+
+    Args:
+        known: Keys of earlier batches, which are found faster.  Given, some groups may have no row.
+    """
+    numbered = _number(frame.get_column(keys[0]), known if len(keys) == 1 else None)
     if len(keys) == 1:
         return Groups(numbered.index, numbered.count, numbered.values.alias(keys[0]).to_frame())
     for name in keys[1:]:
@@ -56,18 +64,34 @@ class _Numbered:
     values: pl.Series
 
 
-def _number(column: pl.Series) -> _Numbered:
-    if len(column) and not column.null_count():
-        found = None
-        if column.dtype in _INTEGERS:
-            found = _dense(column)
-        elif column.dtype in (pl.String, pl.Binary):
-            found = _short(column)
-        if found is not None:
-            return found
+def _number(column: pl.Series, known: Known | None = None) -> _Numbered:
+    found = None
+    plain = len(column) > 0 and not column.null_count()
+    integers = plain and column.dtype in _INTEGERS
+    if integers:
+        found = (None if known is None else _recalled(column, known)) or _dense(column)
+    elif plain and column.dtype in (pl.String, pl.Binary):
+        found = _short(column)
+    if found is not None:
+        return found
     encoded = column.to_arrow().dictionary_encode("encode")
     values = pl.Series(encoded.dictionary, dtype=column.dtype)
+    if integers and known is not None:
+        known.learn(_words(values), len(column))
     return _Numbered(encoded.indices.to_numpy().astype(np.int64), len(values), values)
+
+
+def _recalled(column: pl.Series, known: Known) -> _Numbered | None:
+    """Number integers of any range that mostly have come before."""
+    found = known.number(_words(column))
+    if found is None:
+        return None
+    index, words = found
+    return _Numbered(index, len(words), pl.Series(words.view(np.int64)).cast(column.dtype))
+
+
+def _words(column: pl.Series) -> U64:
+    return column.to_numpy().astype(np.int64, copy=False).view(np.uint64)
 
 
 def _short(column: pl.Series) -> _Numbered | None:

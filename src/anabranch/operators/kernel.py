@@ -11,6 +11,7 @@ import polars as pl
 from anabranch.model.batch import U64
 from anabranch.model.ids import OperatorId, Step
 from anabranch.model.scan import Scan as Scan
+from anabranch.operators.known import Known
 
 OnError = Literal["stop", "dead_letter"]
 
@@ -116,17 +117,21 @@ class StatefulKernel(Protocol):
 
 @runtime_checkable
 class Combining(Protocol):
-    """A stateful kernel that can shrink its input before the exchange."""
+    """A stateful kernel that can shrink its input before the exchange.
 
-    def partial(self, frame: pl.DataFrame) -> pl.DataFrame:
+    Both may be given the keys that are `known` from earlier batches of the same flow and channel, and may add to
+    them.  `process` gives the same bits with and without.
+    """
+
+    def partial(self, frame: pl.DataFrame, known: Known | None = None) -> pl.DataFrame:
         """Rows (with the key's columns and `__weight`, without `__hash`) to partials.
 
-        Partials carry the key's columns and whatever `process` needs; never more rows
-        than came in.
+        Partials carry the key's columns and whatever `process` needs; not more rows
+        than came in, but for a few of keys that were known.
         """
         ...
 
-    def combine(self, partials: pl.DataFrame) -> pl.DataFrame:
+    def combine(self, partials: pl.DataFrame, known: Known | None = None) -> pl.DataFrame:
         """The partials of several batches, one below the other, to partials of all their rows.
 
         `process` gives the same bits for either, however rows were cut into batches.

@@ -191,7 +191,8 @@ class _StageRun:
                 pieces.append(frames[operator])
             for channel, operator in stream.aggregates:
                 if not frames[operator].is_empty():
-                    partial = self._combiner(channel).partial(frames[operator])
+                    known = streaming.known_keys(stream.flow, channel.number)
+                    partial = self._combiner(channel).partial(frames[operator], known)
                     partials[channel.number].append(partial)
                     batches.learn(channel, batch, partial)
         for operator, pieces in kept.items():
@@ -199,7 +200,8 @@ class _StageRun:
         for channel, _ in stream.aggregates:
             pieces = partials[channel.number]
             if len(pieces) > 1:
-                pieces = [self._combiner(channel).combine(pl.concat(pieces))]
+                known = streaming.known_keys(stream.flow, channel.number)
+                pieces = [self._combiner(channel).combine(pl.concat(pieces), known)]
             if pieces:
                 self.partials[channel.number] = pieces[0]
 

@@ -257,10 +257,12 @@ class ScopedState:
         self._worker = worker
         self._operator = operator
         self._region = region
+        self._located: tuple[U64, Sequence[bytes], list[bytes], bool] | None = None
+        """What `_locate` was asked last, and its answer."""
 
     def get(self, table: str, hashes: U64, keys: Sequence[bytes]) -> list[bytes | None]:
         """The value of each key, or None."""
-        addresses, long = addresses_of(hashes, keys), any_long(keys)
+        addresses, long = self._locate(hashes, keys)
         name = self._name(table)
         found: list[bytes | None] = []
         with self._worker.all_or_none():
@@ -281,7 +283,7 @@ class ScopedState:
             raise EngineError(
                 f"table {table!r}: {len(keys)} keys put with {len(values)} values and {len(olds)} old values"
             )
-        addresses, long = addresses_of(hashes, keys), any_long(keys)
+        addresses, long = self._locate(hashes, keys)
         name = self._name(table)
         with self._worker.all_or_none():
             parts = list(self._worker.parts(hashes))
@@ -320,6 +322,13 @@ class ScopedState:
             for transaction, rows in self._worker.parts(hashes):
                 result += transaction.edge(name, addresses[rows], last)
         return result
+
+    def _locate(self, hashes: U64, keys: Sequence[bytes]) -> tuple[list[bytes], bool]:
+        """The keys' addresses, and whether one is long; made once for keys that are read and then written."""
+        last = self._located
+        if last is None or last[0] is not hashes or last[1] is not keys:
+            last = self._located = hashes, keys, addresses_of(hashes, keys), any_long(keys)
+        return last[2], last[3]
 
     def _name(self, table: str) -> str:
         return f"{self._operator}.{table}"
