@@ -60,6 +60,7 @@ class Attempts:
         moves: Moves | None = None,
         *,
         weigh: bool = False,
+        write_back: int | None = None,
     ) -> list[Report]:
         """The reports of the attempt that succeeded.
 
@@ -79,8 +80,9 @@ class Attempts:
         while True:
             try:
                 spec = standing.spec(
-                    attempt, work, moves=moves, replay=replay, lost=lost, isolate=isolate, weigh=weigh
-                )
+                    attempt, work, moves=moves, replay=replay, lost=lost, isolate=isolate, weigh=weigh,
+                    write_back=write_back,
+                )  # fmt: skip
                 reports = self.runner.run(spec)
                 if isolate:
                     self.runner.on_workers(spec, clear_crumbs)

@@ -64,6 +64,7 @@ class Standing:
         lost: Sequence[Lost] = (),
         isolate: bool = False,
         weigh: bool = False,
+        write_back: int | None = None,
     ) -> StepSpec:
         """An attempt of the next step."""
         step = self.progress.next_step
@@ -94,4 +95,5 @@ class Standing:
             lost=tuple(lost),
             isolate=isolate,
             weigh=weigh,
+            write_back=write_back,
         )

@@ -54,6 +54,7 @@ from anabranch.spark.reads import check_reads, sum_reads
 from anabranch.spark.session import check_alive
 from anabranch.spark.shards import region_tables, sync_shards
 from anabranch.spark.spec import Report
+from anabranch.state.writeback import Turns
 
 if TYPE_CHECKING:
     from anabranch.runtime.coordinator import Coordinator
@@ -93,6 +94,7 @@ class StepLoop:
             self._waiting,
         )
         regions = sorted({p.region for p in plan.operators if p.region is not None})
+        self.turns = Turns()
         self.carrier = Carrier(
             self.runner,
             HostAsker(context, placed),
@@ -343,7 +345,15 @@ class StepLoop:
         work = self.planner.assign(slices, layout)
         self._enlist(layout)
         self.fleet.step_began(step)
-        return self.attempts.run(self.standing, work, replayed, moves, weigh=self.rescaler.scales.wanted)
+        each = -(-len(layout.shards) // len(layout.workers))
+        return self.attempts.run(
+            self.standing,
+            work,
+            replayed,
+            moves,
+            weigh=self.rescaler.scales.wanted,
+            write_back=self.turns.next(time.monotonic(), each),
+        )
 
     def _enlist(self, layout: Layout) -> None:
         """Begin a round with the workers of a step, where it has others than the last one.

@@ -19,6 +19,7 @@ from anabranch.state.identity import Fence, ShardIdentity
 from anabranch.state.store import ShardStore, shard_path
 from anabranch.state.transfer import Arrival, Cargo, weigh
 from anabranch.state.worker import OwnedShard, WorkerState, run_with_growth
+from anabranch.state.writeback import begin_writing
 
 SYNCED = crash.declare("sync.shard", "when one of the shards was synced for an orderly stop")
 
@@ -71,7 +72,10 @@ def run_with_state(
                 touched.setdefault(region, []).append(slots[shard.shard])
         return result, Written(touched, state.undo_bytes)
 
-    return run_with_growth(make, run)
+    result = run_with_growth(make, run)
+    if spec.write_back is not None and owned:
+        begin_writing(Path(owned[spec.write_back % len(owned)].path))
+    return result
 
 
 class _NoState:
