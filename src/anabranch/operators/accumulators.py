@@ -19,9 +19,10 @@ import pyarrow as pa
 
 from anabranch.errors import RecordError
 from anabranch.operators.exactsum import sum_doubles, sum_integers, sum_wide, to_doubles, to_words
-from anabranch.operators.grouping import I64, Groups, Segments
+from anabranch.operators.grouping import I64, Groups, Segments, scatter
 from anabranch.operators.kernel import KeyedState
 from anabranch.operators.limbs import Packed, merge
+from anabranch.operators.partials import Partials
 
 _INT64_MAX = (1 << 63) - 1
 
@@ -46,30 +47,6 @@ class Rows:
     def scatter(self, index: I64, values: I64) -> I64:
         """Add `values` up by group."""
         return scatter(index, self.groups.count, values)
-
-
-@dataclass(frozen=True, slots=True)
-class Partials:
-    """Partials of several batches, before the exchange."""
-
-    frame: pl.DataFrame
-    groups: Groups
-
-    def total(self, column: str) -> I64:
-        """The sum of an Int64 column by group; wraps around at 2⁶³, as its parts do."""
-        return scatter(self.groups.index, self.groups.count, self.frame.get_column(column).to_numpy())
-
-    def packed(self, column: str) -> tuple[Packed, I64]:
-        """A column of packed sums, in the order of groups, and the group of each."""
-        order = np.argsort(self.groups.index, kind="stable")
-        return Packed.from_series(self.frame.get_column(column)[order]), self.groups.index[order]
-
-
-def scatter(index: I64, count: int, values: I64) -> I64:
-    """Add `values` up by group."""
-    sums = np.zeros(count, dtype=np.int64)
-    np.add.at(sums, index, values)
-    return sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +148,17 @@ class IntegerSum(_Sum):
         }
 
     def combine(self, partials: Partials) -> dict[str, pl.Series]:
-        groups = partials.groups
-        sums = partials.frame.get_column(self._sum).to_numpy()
-        longest = int(np.bincount(groups.index).max(initial=1))
-        largest = max(-int(sums.min(initial=0)), int(sums.max(initial=0)))
-        if not partials.frame.get_column(self._wide).list.len().sum() and largest * longest <= _INT64_MAX:
-            total, wide = partials.total(self._sum), Packed.zeros(groups.count)
+        count = partials.count
+        longest = int(partials.sizes.max(initial=1))
+        sums = [piece.get_column(self._sum).to_numpy() for piece in partials.pieces]
+        largest = max(max(-int(some.min(initial=0)), int(some.max(initial=0))) for some in sums)
+        plain = not any(piece.get_column(self._wide).list.len().sum() for piece in partials.pieces)
+        if plain and largest * longest <= _INT64_MAX:
+            total, wide = partials.total(self._sum), Packed.zeros(count)
         else:
-            own = sum_integers(groups.index, groups.count, sums, None)
-            total = np.zeros(groups.count, dtype=np.int64)
-            wide = merge(groups.count, [(own, np.arange(groups.count)), partials.packed(self._wide)])
+            own = sum_integers(partials.index, count, np.concatenate(sums), None)
+            total = np.zeros(count, dtype=np.int64)
+            wide = merge(count, [(own, np.arange(count)), partials.packed(self._wide)])
         return {
             self._weight: pl.Series(partials.total(self._weight)),
             self._sum: pl.Series(total),
@@ -240,7 +218,7 @@ class _LimbSum(_Sum):
         return {self._weight: pl.Series(counts), self._wide: sums.to_series()}
 
     def combine(self, partials: Partials) -> dict[str, pl.Series]:
-        sums = merge(partials.groups.count, [partials.packed(self._wide)])
+        sums = merge(partials.count, [partials.packed(self._wide)])
         return {self._weight: pl.Series(partials.total(self._weight)), self._wide: sums.to_series()}
 
     @abstractmethod

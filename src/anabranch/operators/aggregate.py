@@ -31,19 +31,18 @@ from anabranch.operators.accumulators import (
     DecimalSum,
     FloatSum,
     IntegerSum,
-    Partials,
     Rows,
     Stored,
     Touched,
     add_checked,
-    scatter,
 )
 from anabranch.operators.aggregates import Aggregate, check
 from anabranch.operators.changes import changes, no_changes, write_changed
 from anabranch.operators.extremum import GrowingExtremes, RetractableExtremes
-from anabranch.operators.grouping import I64, Groups, group_rows, segment
+from anabranch.operators.grouping import I64, group_rows, scatter, segment
 from anabranch.operators.kernel import Context, KeyedState, Schema
 from anabranch.operators.known import Known
+from anabranch.operators.partials import Partials
 from anabranch.operators.records import Records
 
 _TOTAL = "__p_total"
@@ -107,17 +106,15 @@ class AggregateKernel:
         columns = {_TOTAL: pl.Series(rows.totals, dtype=pl.Int64)}
         for accumulator in self._accumulators:
             columns.update(accumulator.partial(rows))
-        return _of_groups(groups, sizes, columns)
+        return _of_groups(groups.keys, sizes, columns)
 
-    def combine(self, partials: pl.DataFrame, known: Known | None = None) -> pl.DataFrame:
-        """One row for each key of all batches."""
-        groups = group_rows(partials, self._keys, known)
-        sizes = np.bincount(groups.index, minlength=groups.count)
-        parts = Partials(partials, groups)
+    def combine(self, partials: Sequence[pl.DataFrame], known: Known | None = None) -> pl.DataFrame:
+        """One row for each key of all batches, and up to 1/15 more for keys that were known."""
+        parts = Partials(partials, self._keys, known)
         columns = {_TOTAL: pl.Series(parts.total(_TOTAL))}
         for accumulator in self._accumulators:
             columns.update(accumulator.combine(parts))
-        return _of_groups(groups, sizes, columns)
+        return _of_groups(parts.keys, parts.sizes, columns)
 
     def process(self, inputs: Sequence[pl.DataFrame], state: KeyedState, context: Context) -> pl.DataFrame:
         """Changes of the groups that the partials touch."""
@@ -142,12 +139,12 @@ class AggregateKernel:
         }
 
 
-def _of_groups(groups: Groups, sizes: I64, columns: Mapping[str, pl.Series]) -> pl.DataFrame:
+def _of_groups(keys: pl.DataFrame, sizes: I64, columns: Mapping[str, pl.Series]) -> pl.DataFrame:
     """Partials of the groups that have rows, and perhaps of some that have none: those add nothing to a record."""
-    frame = groups.keys.with_columns(column.alias(name) for name, column in columns.items())
+    frame = keys.with_columns(column.alias(name) for name, column in columns.items())
     present = sizes > 0
     # Of 100,000 known keys, a million rows leave out a few, and filtering costs more than sending them does.
-    return frame if np.count_nonzero(present) >= _MOST * groups.count else frame.filter(present)
+    return frame if np.count_nonzero(present) >= _MOST * keys.height else frame.filter(present)
 
 
 def _accumulator(

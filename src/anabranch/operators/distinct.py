@@ -36,8 +36,8 @@ class DistinctKernel:
             return frame.select(*self.output_schema, WEIGHT)
         return consolidate(canonical(frame.select(*self.output_schema, WEIGHT)))
 
-    def combine(self, partials: pl.DataFrame, known: Known | None = None) -> pl.DataFrame:
-        return self.partial(partials)
+    def combine(self, partials: Sequence[pl.DataFrame], known: Known | None = None) -> pl.DataFrame:
+        return self.partial(pl.concat(partials))
 
     def process(self, inputs: Sequence[pl.DataFrame], state: KeyedState, context: Context) -> pl.DataFrame:
         frame = canonical(inputs[0].select(*self.output_schema, WEIGHT, HASH))

@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from anabranch.model.batch import U64
 from anabranch.model.rowcodec import order_decode, order_encode
-from anabranch.operators.accumulators import Accumulator, Partials, Rows, Stored, Touched, add_checked
+from anabranch.operators.accumulators import Accumulator, Rows, Stored, Touched, add_checked
 from anabranch.operators.grouping import I64
+from anabranch.operators.partials import Partials
 
 Mask = npt.NDArray[np.bool_]
 
@@ -84,9 +85,8 @@ class GrowingExtremes(Extremes):
         }
 
     def combine(self, partials: Partials) -> dict[str, pl.Series]:
-        groups = partials.groups
         return {
-            name: _extremum(kind, partials.frame.get_column(name), groups.index, groups.count)
+            name: _extremum(kind, partials.column(name), partials.index, partials.count)
             for kind in self._kinds
             for name in (f"{self._prefix}{kind}",)
         }
@@ -119,13 +119,15 @@ class RetractableExtremes(Extremes):
         return self._lists(frame, rows.groups.count)
 
     def combine(self, partials: Partials) -> dict[str, pl.Series]:
-        values, weights = (
-            partials.frame.get_column(f"{self._prefix}{name}").explode(empty_as_null=False) for name in "vw"
+        lists, weights = (partials.column(f"{self._prefix}{name}") for name in "vw")
+        frame = pl.DataFrame(
+            {
+                "g": np.repeat(partials.index, lists.list.len().to_numpy()),
+                "v": lists.explode(empty_as_null=False),
+                "w": weights.explode(empty_as_null=False),
+            }
         )
-        owner = np.repeat(
-            partials.groups.index, partials.frame.get_column(f"{self._prefix}v").list.len().to_numpy()
-        )
-        return self._lists(pl.DataFrame({"g": owner, "v": values, "w": weights}), partials.groups.count)
+        return self._lists(frame, partials.count)
 
     def _lists(self, frame: pl.DataFrame, count: int) -> dict[str, pl.Series]:
         """The distinct values of each group and their weights, as a list each."""

@@ -23,7 +23,7 @@ I64 = npt.NDArray[np.int64]
 _LENGTH = np.uint64(0xFFFFFFFF)
 _INLINE = 12
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-_INTEGERS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
+INTEGERS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,13 @@ def group_rows(frame: pl.DataFrame, keys: Sequence[str], known: Known | None = N
     return Groups(numbered.index, numbered.count, frame.select(keys)[_first_rows(numbered)])
 
 
+def scatter(index: I64, count: int, values: I64) -> I64:
+    """Add `values` up by group."""
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, index, values)
+    return sums
+
+
 @dataclass(frozen=True, slots=True)
 class _Numbered:
     """A column's rows, numbered by value: `values[index[i]]` is row *i*."""
@@ -67,7 +74,7 @@ class _Numbered:
 def _number(column: pl.Series, known: Known | None = None) -> _Numbered:
     found = None
     plain = len(column) > 0 and not column.null_count()
-    integers = plain and column.dtype in _INTEGERS
+    integers = plain and column.dtype in INTEGERS
     if integers:
         found = (None if known is None else _recalled(column, known)) or _dense(column)
     elif plain and column.dtype in (pl.String, pl.Binary):

@@ -131,8 +131,8 @@ class Combining(Protocol):
         """
         ...
 
-    def combine(self, partials: pl.DataFrame, known: Known | None = None) -> pl.DataFrame:
-        """The partials of several batches, one below the other, to partials of all their rows.
+    def combine(self, partials: Sequence[pl.DataFrame], known: Known | None = None) -> pl.DataFrame:
+        """The partials of each of several batches to partials of all their rows.
 
         `process` gives the same bits for either, however rows were cut into batches.
         """

@@ -201,7 +201,7 @@ class _StageRun:
             pieces = partials[channel.number]
             if len(pieces) > 1:
                 known = streaming.known_keys(stream.flow, channel.number)
-                pieces = [self._combiner(channel).combine(pl.concat(pieces), known)]
+                pieces = [self._combiner(channel).combine(pieces, known)]
             if pieces:
                 self.partials[channel.number] = pieces[0]
 

@@ -10,7 +10,7 @@ stage's CPU time goes into page faults (and far more on a machine that is short 
 315 ms then, numbering keys took 132, the rest of adding up 58, reading Parquet 68, the content hash 27, combining 28.
 With the keys of earlier batches known (`operators/known.py`), the stage takes 225 ms.  A profile
 of a slower run, before the last pass was saved, has of 273 ms numbering at 54, the rest of adding up 80, reading 73, the
-content hash 33, combining 25.
+content hash 33, combining 25; of partials with the same keys in the same order (`operators/partials.py`), 6 since.
 Settings of the allocators (glibc's thresholds, mimalloc's delay of purging) halved the faults that are left, and the
 CPU time of workers on a busy machine did not tell the difference.
 """
