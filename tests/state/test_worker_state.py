@@ -197,6 +197,36 @@ def test_a_step_that_outgrows_all_maps_is_not_repeated_for_each(tmp_path: Path, 
     assert read(owned) == rows
 
 
+def test_the_first_steps_of_many_small_keys_run_once_each(tmp_path: Path) -> None:
+    """Also where every step is another process's, which has not seen the shards grow."""
+    owned = make_shards(tmp_path, 4)
+    runs = []
+    for step in range(5):
+        rows = {(i << 50, b"k%07d" % i): os.urandom(24) for i in range(1 << 14)}
+
+        def body(state: WorkerState, step: int = step, rows: dict[tuple[int, bytes], bytes] = rows) -> None:
+            runs.append(step)
+            apply(state, rows)
+            state.commit()
+
+        run_with_growth(lambda step=step: state_at(owned, step), body)  # type: ignore[misc]
+        for shard in owned:
+            ShardStore.forget(shard.path)
+    assert runs == [0, 1, 2, 3, 4]
+    assert read(owned) == rows
+
+
+def test_few_keys_make_no_room_in_a_large_shard(tmp_path: Path) -> None:
+    owned = make_shards(tmp_path, 1)
+    run_step(owned, 0, {(i << 50, b"k%d" % i): bytes(24) for i in range(1 << 14)})
+    store = ShardStore.open(owned[0].path)
+    store.foresee(1 << 14)
+    assert store._expected > 0
+    store._expected = 0
+    store.foresee(100)
+    assert store._expected == 0
+
+
 def test_a_task_that_committed_some_shards_may_repeat_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,12 +141,12 @@ class WorkerState:
         """
         if not len(hashes):
             return
-        self._open_all()
         if not bool(np.all(hashes[:-1] <= hashes[1:])):
             raise EngineError("keyed state was asked with hashes that are not sorted")
         starts = np.searchsorted(hashes, self._lows, side="left")
         ends = np.searchsorted(hashes, self._highs, side="right")
         ends = np.where(self._filled, ends, starts)
+        self._open_all((ends - starts).tolist())
         if int((ends - starts).sum()) != len(hashes):
             raise self._misled(hashes)
         for k in np.flatnonzero(ends > starts).tolist():
@@ -171,19 +171,27 @@ class WorkerState:
             self.abort()
             raise
 
-    def _open_all(self) -> None:
+    def _open_all(self, keys: Sequence[int] | None = None) -> None:
+        """Begin in all shards, if that is not done.
+
+        Args:
+            keys: How many keys the stage asks of each shard.
+        """
         if self._ended:
             raise EngineError(f"the state for {self._fence} was committed or aborted already; make a new one")
         if self._open:
             return
-        for owned in self._shards:
+        for place, owned in enumerate(self._shards):
             arriving = owned.arriving
             if arriving is not None:
                 arriving.check(owned.identity, owned.valid, self._regions)
             fresh = arriving is not None and arriving.fresh
             open_store = ShardStore.ensure if fresh else ShardStore.open
+            store = open_store(owned.path, owned.identity)
+            if keys is not None:
+                store.foresee(keys[place])
             transaction = StageTransaction(
-                open_store(owned.path, owned.identity),
+                store,
                 self._fence,
                 self._regions,
                 owned.expected,
