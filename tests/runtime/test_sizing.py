@@ -90,22 +90,31 @@ def test_a_flow_that_loses_ground_takes_larger_steps() -> None:
     sizer = StepSizer(0.2, 20_000_000)
     simulate(sizer, 0.05, 1e-6, 60)
     rows = sizer.next_rows()
-    for left in range(1000, 5000, 1000):
+    for more in range(1000, 5000, 1000):
         # Steps that also do something else, and leave more and more behind.
-        sizer.observe(rows, 0.25, left, usual=False)
+        sizer.observe(rows, 0.25, rows + more, usual=False)
     hurried = sizer.next_rows()
     assert 2 * rows < hurried
-    sizer.observe(hurried, 0.5, 5000, usual=False)
+    sizer.observe(hurried, 0.5, hurried + 5000, usual=False)
     assert sizer.next_rows() < hurried, "too long a step"
-    sizer.observe(hurried, 0.3, 0, usual=False)
+    sizer.observe(hurried, 0.3, hurried, usual=False)
     assert sizer.next_rows() == rows, "nothing waits any more"
 
 
 def test_a_large_backlog_alone_does_not_make_steps_longer() -> None:
     sizer = StepSizer(0.2, 20_000_000)
-    for left in range(10**9, 0, -(10**7)):
+    for waiting in range(10**9, 0, -(10**7)):
         rows = sizer.next_rows()
-        sizer.observe(rows, 0.05 + 1e-6 * rows, left)
+        sizer.observe(rows, 0.05 + 1e-6 * rows, waiting)
+    assert 0.1 <= 0.05 + 1e-6 * sizer.next_rows() <= 0.3
+
+
+def test_a_source_without_end_does_not_make_steps_longer() -> None:
+    sizer = StepSizer(0.2, 20_000_000)
+    for _ in range(200):
+        rows = sizer.next_rows()
+        # What is waiting there is always the same, however much a step takes.
+        sizer.observe(rows, 0.05 + 1e-6 * rows, 10**9)
     assert 0.1 <= 0.05 + 1e-6 * sizer.next_rows() <= 0.3
 
 

@@ -46,9 +46,9 @@ class StepSizer:
     _steps: int = 0
     # Weighted sums over past steps: of weights, rows, seconds, rows², rows·seconds.
     _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
-    # How many times as many rows as the estimates say, and what the last step left waiting.
+    # How many times as many rows as the estimates say, and what was waiting when the last step began.
     _haste: float = 1.0
-    _left: int = 0
+    _waiting: int = 0
     # Whether the last step lasted far longer than it should have.
     _held_up: bool = False
     # No less than the fixed part, as far as that has not grown by more than a fiftieth each step.
@@ -57,28 +57,28 @@ class StepSizer:
     def __post_init__(self) -> None:
         self._largest = self.first
 
-    def observe(self, rows: int, seconds: float, left: int = 0, *, usual: bool = True) -> None:
+    def observe(self, rows: int, seconds: float, waiting: int = 0, *, usual: bool = True) -> None:
         """Take in one step.
 
         Args:
             rows: How many it took.
             seconds: How long it lasted.
-            left: The rows that were waiting when it began and that it did not take.
+            waiting: The rows that were there when it began.
             usual: Whether it did nothing besides, from which it would say little about how long rows take.
         """
-        self._hurry(seconds, left)
+        self._hurry(rows, seconds, waiting)
         self._largest = max(rows, 0.95 * self._largest, _ALWAYS)
         if usual:
             self._learn(rows, seconds)
 
-    def _hurry(self, seconds: float, left: int) -> None:
-        if not left:
+    def _hurry(self, rows: int, seconds: float, waiting: int) -> None:
+        if waiting <= rows:
             self._haste = 1.0
         elif seconds > 2 * self.target:
             self._haste = max(1.0, self._haste / _HASTE)
-        elif left > self._left:
+        elif waiting > self._waiting:
             self._haste *= _HASTE
-        self._left = left
+        self._waiting = waiting
 
     def _learn(self, rows: int, seconds: float) -> None:
         fixed, slope = self.estimate()

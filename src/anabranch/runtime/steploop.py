@@ -300,9 +300,8 @@ class StepLoop:
         self.checkpointer.committed(self.standing, sum(report.undo_bytes for report in reports))
         ended = time.monotonic()
         self.rescaler.committed(self.standing, ended - started, reports)
-        left = max(0, backlog.rows - commit["input_rows"])
         self.co.sizer.observe(
-            commit["input_rows"], ended - started, left, usual=moves is None or not moves.moving
+            commit["input_rows"], ended - started, backlog.rows, usual=moves is None or not moves.moving
         )
         done = StepDone(
             step=Step(commit["step"]),
@@ -310,7 +309,7 @@ class StepLoop:
             output_rows=sum(output["rows"] for output in commit["outputs"].values()),
             dead_letters=commit["dead_letters"],
             seconds=ended - started,
-            backlog_rows=left,
+            backlog_rows=max(0, backlog.rows - commit["input_rows"]),
             backlog_bytes=max(0, backlog.size - sum(p.size for many in slices.values() for p in many)),
             workers=workers,
             commit_seconds=ended - ran,
