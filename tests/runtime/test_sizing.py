@@ -101,6 +101,17 @@ def test_a_flow_that_loses_ground_takes_larger_steps() -> None:
     assert sizer.next_rows() == rows, "nothing waits any more"
 
 
+def test_an_overload_for_long_is_soon_forgotten() -> None:
+    sizer = StepSizer(0.2, 20_000_000)
+    simulate(sizer, 0.05, 1e-6, 60)
+    rows = sizer.next_rows()
+    for number in range(5_000):
+        sizer.observe(rows, 0.25, rows + number, usual=False)
+    for _ in range(20):
+        sizer.observe(rows, 0.5, 10 * rows, usual=False)
+    assert sizer.next_rows() <= 1.3 * rows
+
+
 def test_a_large_backlog_alone_does_not_make_steps_longer() -> None:
     sizer = StepSizer(0.2, 20_000_000)
     for waiting in range(10**9, 0, -(10**7)):

@@ -14,7 +14,8 @@ ARCHIVES = sorted(str(path) for path in (Path(pyspark.__file__).parent / "python
 
 def test_archives_are_left_out_where_pyspark_is_installed() -> None:
     assert len(ARCHIVES) == 2
-    assert without_archives([*ARCHIVES, "mine.zip", *sys.path]) == ["mine.zip", *sys.path]
+    mine = ["mine.zip", "jobs/pyspark/mine.zip", "my-pyspark.zip"]
+    assert without_archives([*ARCHIVES, *mine, *sys.path]) == [*mine, *sys.path]
 
 
 def test_archives_stay_where_nothing_else_has_pyspark(tmp_path: Path) -> None:

@@ -53,9 +53,7 @@ Must not know: hosts, incarnations, files, how long anything takes but what it i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from enum import Enum
-from itertools import zip_longest
+from dataclasses import replace
 from typing import Any
 
 from anabranch.errors import EngineError
@@ -72,7 +70,9 @@ from anabranch.protocol.orders import (
     Event,
     Finish,
     MoveInStep,
+    Phase,
     Prepared,
+    Progress,
     Settings,
     StartCopy,
     StepAborted,
@@ -80,7 +80,7 @@ from anabranch.protocol.orders import (
     StepCommitted,
     Strategy,
 )
-from anabranch.protocol.pieces import Drop, Move, Piece, Track, by_giver, choose, choose_whole
+from anabranch.protocol.pieces import Drop, Move, Piece, Track, by_giver, choose, choose_whole, side_by_side
 
 __all__ = [
     "CancelAsked",
@@ -108,24 +108,6 @@ __all__ = [
 ]
 
 _START = Step(0)
-
-
-class Phase(Enum):
-    PREPARING = "preparing"
-    COPYING = "copying"
-    MOVING = "moving"
-    DROPPING = "dropping"
-    DONE = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far it is, for people.  `bytes_left` is an estimate; `bytes_moved` counts background copies too."""
-
-    shards: int
-    shards_moved: int
-    bytes_left: int
-    bytes_moved: int
 
 
 class Migration:
@@ -423,7 +405,7 @@ class Migration:
 
     def _copy_next(self) -> list[Command]:
         """The last group has switched: begin with the next one."""
-        todo = self._side_by_side(self._todo())
+        todo = side_by_side(self._todo())
         if not self.settings.at_once:
             todo = todo[: self._batch]
         self._forget_copies()
@@ -464,13 +446,8 @@ class Migration:
         if self._strategy is Strategy.HOT:
             return choose_whole(by_giver(ready), self.budget, self._remainder, self._copied)
         if self._strategy is Strategy.BATCHED:
-            ready = self._side_by_side(ready)[: self._batch]
+            ready = side_by_side(ready)[: self._batch]
         return choose(by_giver(ready), self.budget)
-
-    def _side_by_side(self, tracks: Iterable[Track]) -> list[Track]:
-        """In an order in which all workers that give something take turns."""
-        rounds = zip_longest(*by_giver(tracks).values())
-        return [track for one in rounds for track in one if track is not None]
 
     @property
     def _adapts(self) -> bool:

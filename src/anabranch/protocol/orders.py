@@ -1,4 +1,4 @@
-"""What the machine of a migration is told and what it orders: settings, events, commands.
+"""What the machine of a migration is told, what it orders and what it shows: settings, events, commands, phases.
 
 Theory of operation and invariants are in `protocol.migration`, which exports all of this.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from anabranch.model.ids import ShardId, Step
 from anabranch.protocol.budget import START
@@ -147,3 +147,24 @@ class Finish:
 
 
 Command = MoveInStep | StartCopy | DropSources | DropCopies | Finish
+
+
+# What others may see
+
+
+class Phase(Enum):
+    PREPARING = "preparing"
+    COPYING = "copying"
+    MOVING = "moving"
+    DROPPING = "dropping"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far it is, for people.  `bytes_left` is an estimate; `bytes_moved` counts background copies too."""
+
+    shards: int
+    shards_moved: int
+    bytes_left: int
+    bytes_moved: int

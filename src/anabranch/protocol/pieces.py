@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import zip_longest
 
 from anabranch.model.ids import ShardId, Step, WorkerId
 from anabranch.protocol.budget import shares
@@ -113,6 +114,12 @@ def by_giver(tracks: Iterable[Track]) -> dict[WorkerId, list[Track]]:
     for track in sorted(tracks, key=lambda track: track.left == track.hashes):
         queues.setdefault(track.giver, []).append(track)
     return queues
+
+
+def side_by_side(tracks: Iterable[Track]) -> list[Track]:
+    """In an order in which all workers that give something take turns."""
+    rounds = zip_longest(*by_giver(tracks).values())
+    return [track for one in rounds for track in one if track is not None]
 
 
 def choose(queues: Mapping[WorkerId, list[Track]], budget: int) -> tuple[Piece, ...]:

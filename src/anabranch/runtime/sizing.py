@@ -26,6 +26,8 @@ _SWAY = 0.25
 took the noise for the rows' share, and held steps small for seconds while the backlog grew."""
 _HASTE = 1.25
 """By how much a step exceeds the one before it in a flow that loses ground."""
+_MOST_HASTE = 8.0
+"""An overload that lasts must not be held against the flow for long afterwards."""
 _MOST = 1_000.0
 """How many times as long steps may become at once."""
 FIRST_ROWS = 10_000
@@ -77,7 +79,7 @@ class StepSizer:
         elif seconds > 2 * self.target:
             self._haste = max(1.0, self._haste / _HASTE)
         elif waiting > self._waiting:
-            self._haste *= _HASTE
+            self._haste = min(self._haste * _HASTE, _MOST_HASTE)
         self._waiting = waiting
 
     def _learn(self, rows: int, seconds: float) -> None:

@@ -1,8 +1,8 @@
 """Copies shards to other hosts beside the steps: Spark jobs of their own, at low priority.  On a cluster, to all hosts at
 once; embedded, where all hosts are one machine, to one after the other, so that steps notice as little as can be.
 
-Its first stage reads shards as of a step, in short transactions (`state.transfer.copy_out`); the pieces travel through
-Spark's shuffle; its second stage fills the copies.  Nobody trusts those before a step has switched to them.
+A job's first stage reads shards as of a step, in short transactions (`state.copying.copy_out`); the pieces travel
+through Spark's shuffle; its second stage fills the copies.  Nobody trusts those before a step has switched to them.
 
 As in a step, a shuffle whose file was lost looks like one that ended: every sender ends with a count for every receiver,
 and a receiver that misses one fails the job.

@@ -11,7 +11,12 @@ from __future__ import annotations
 
 import gc
 import importlib.machinery
+import re
 import sys
+from pathlib import PurePath
+
+_ARCHIVES = re.compile(r"pyspark\.zip|py4j-.*-src\.zip")
+"""As Spark names them; a user's own may be called anything else."""
 
 
 def without_archives(path: list[str]) -> list[str]:
@@ -19,9 +24,7 @@ def without_archives(path: list[str]) -> list[str]:
 
     A process also reads an archive's list of contents (0.1 s) when a task adds a directory to the path.
     """
-    others = [
-        entry for entry in path if not (entry.endswith(".zip") and ("pyspark" in entry or "py4j" in entry))
-    ]
+    others = [entry for entry in path if not _ARCHIVES.fullmatch(PurePath(entry).name)]
     finder = importlib.machinery.PathFinder()
     installed = all(finder.find_spec(name, others) is not None for name in ("pyspark", "py4j"))
     return others if installed else path
