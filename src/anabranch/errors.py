@@ -11,6 +11,7 @@
     │   └── StorageFullError      a disk that state, logs or outputs live on is full
     └── EngineError               our fault, or the machine's; the step is re-run or the flow stops
         ├── SparkLost             Spark's JVM is gone; the run ends, and another can go on
+        ├── Starved               work beside the steps gets next to no processor time
         ├── StepAborted           a task refused to go on; nothing of the step is visible
         │   ├── IncompleteInput   a stage did not get all that its senders sent
         │   ├── Fenced            a newer coordinator, step or attempt has written here
@@ -81,6 +82,10 @@ class EngineError(AnabranchError):
 
 class SparkLost(EngineError):
     """Spark's JVM is gone, and this run with it."""
+
+
+class Starved(EngineError):
+    """Work beside the steps gets next to no processor time; it is done again at a higher priority."""
 
 
 class StepAborted(EngineError):

@@ -92,13 +92,15 @@ class Checkpointer:
         self._snapshot_at: Step | None = None
         self._asked = False
         self._may_stop = False
+        self._alone = False
+        """No step runs any more."""
 
     # What the step loop tells.
 
     def begin(self, standing: Standing, manifests: Mapping[int, Manifest]) -> None:
         """Start from where a recovery has brought the shards, with the versions that can be a base."""
         self.abandon()
-        self._asked = False
+        self._asked = self._alone = False
         self._manifests = dict(manifests)
         rules = machine.Settings(
             every_seconds=self.settings.checkpoint_seconds,
@@ -151,10 +153,11 @@ class Checkpointer:
         self._tell(machine.Tick(time.monotonic()), standing)
 
     def finish(self, standing: Standing, forced: Callable[[], bool]) -> bool:
-        """Wait for the final checkpoint; False when the user would not.
+        """Wait for the final checkpoint, while no step runs; False when the user would not.
 
         With checkpoints turned off there is none to wait for.
         """
+        self._alone = True
         if not self.settings.checkpoints:
             return True
         self._tell(machine.StopAsked(), standing)
@@ -168,6 +171,7 @@ class Checkpointer:
 
     def settle(self, standing: Standing) -> None:
         """Wait for a checkpoint of all that is committed, while no step runs; `begin` comes next."""
+        self._alone = True
         if not self.settings.checkpoints:
             self.ask(standing)
             while self._asked:
@@ -294,6 +298,7 @@ class Checkpointer:
                 partitions=draft.partitions,
                 work=work,
             ),
+            self._alone,
         )
         pieces = chain_pieces(base, work, [piece for pieces in answers for piece in pieces])
         return replace(draft, pieces=pieces)

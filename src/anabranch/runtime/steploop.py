@@ -46,7 +46,7 @@ from anabranch.runtime.planner import Backlog
 from anabranch.runtime.recovery import Recovery
 from anabranch.runtime.rescaling import Rescaler
 from anabranch.runtime.standing import Moves, Standing
-from anabranch.spark.asking import HostAsker
+from anabranch.spark.asking import Background, HostAsker
 from anabranch.spark.copying import HostCopier
 from anabranch.spark.job import StepRunner
 from anabranch.spark.placement import executor_hosts
@@ -81,13 +81,14 @@ class StepLoop:
         roll = RollCall(context)
         self.attempts = Attempts(self.runner, roll, settings, self._fault)
         self.recovery = Recovery(plan, settings, self.jobdir, self.log, self.runner, roll, self._note)
+        background = Background(context)
         self.checkpointer = Checkpointer(
             settings,
             self.jobdir,
             self.log,
             self.planner.sources,
             coordinator.sinks,
-            HostAsker(context, placed),
+            HostAsker(background, placed),
             plan.fingerprint,
             self.jobdir.job()["recovery_partitions"],
             self._note,
@@ -97,8 +98,8 @@ class StepLoop:
         self.turns = Turns()
         self.carrier = Carrier(
             self.runner,
-            HostAsker(context, placed),
-            HostCopier(context, region_tables(plan, regions), placed),
+            HostAsker(background, placed),
+            HostCopier(background, region_tables(plan, regions), placed),
             self.checkpointer.behind,
         )
         self.rescaler = Rescaler(

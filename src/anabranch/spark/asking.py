@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import logging
 import pickle
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, cloudpickle
 
-from anabranch.errors import AnabranchError, StepAborted
+from anabranch.errors import AnabranchError, Starved, StepAborted
 from anabranch.model.ids import HostId
 from anabranch.spark import failure
 from anabranch.spark.dag import Dag
+from anabranch.spark.pools import Pool
 from anabranch.spark.session import spark_lost
 from anabranch.spark.spec import StepSpec
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_NICE_SECONDS = 600.0
+"""How long a machine that had nothing left is not tried again."""
 
 
 class Ask(Generic[T]):
@@ -46,6 +51,36 @@ def in_order(answers: list[bytes]) -> list[Any]:
     return [answer for _, answer in sorted(map(pickle.loads, answers), key=lambda pair: int(pair[0]))]
 
 
+class Background:
+    """Where the work beside the steps of a run is done: with what they leave of the machine; where that is next to nothing,
+    for a while at a priority that gets its share."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self.context = context
+        self.steps = Dag(context)
+        """Makes handles, too, which any pool can use."""
+        self._left_over = Dag(context, pool=Pool.LEFT_OVER)
+        self._nice = Dag(context, pool=Pool.NICE)
+        self._nice_until = 0.0
+
+    def run(self, spec: StepSpec, job: Callable[[Dag], T], alone: bool = False) -> T:
+        """Run a Spark job; whatever goes wrong is one of our errors.  It may be run twice.
+
+        Where no step is to run meanwhile, `alone`, it takes the processes of the steps.
+        """
+        if alone:
+            return guarded(spec, partial(job, self.steps))
+        if time.monotonic() >= self._nice_until:
+            try:
+                return guarded(spec, partial(job, self._left_over))
+            except Starved as error:
+                log.info(
+                    "background work is done again at a higher priority step=%d error=%s", spec.step, error
+                )
+                self._nice_until = time.monotonic() + _NICE_SECONDS
+        return guarded(spec, partial(job, self._nice))
+
+
 class HostAsker:
     """Runs background work: Spark jobs of their own beside those of the steps, with one task for each host, at low priority.
 
@@ -53,29 +88,35 @@ class HostAsker:
     the machine's slots, one after the other; on a cluster, one on each host.
     """
 
-    def __init__(self, context: SparkContext, placed: bool) -> None:
-        self._dag = Dag(context, background=True)
+    def __init__(self, background: Background, placed: bool) -> None:
+        self._background = background
         self._placed = placed
         self._handles: dict[tuple[HostId, ...], Any] = {}
 
-    def ask(self, spec: StepSpec, hosts: Sequence[HostId], ask: Callable[[StepSpec, HostId], T]) -> list[T]:
-        """Call `ask` once for each host, there; the answers in the order of `hosts`."""
+    def ask(
+        self,
+        spec: StepSpec,
+        hosts: Sequence[HostId],
+        ask: Callable[[StepSpec, HostId], T],
+        alone: bool = False,
+    ) -> list[T]:
+        """Call `ask` once for each host, there; the answers in the order of `hosts`.  `alone`: see `Background`."""
         groups = [list(hosts)] if self._placed else [[host] for host in hosts]
-        return [answer for group in groups for answer in self._ask_group(spec, group, ask)]
+        return [answer for group in groups for answer in self._ask_group(spec, group, ask, alone)]
 
     def _ask_group(
-        self, spec: StepSpec, hosts: list[HostId], ask: Callable[[StepSpec, HostId], T]
+        self, spec: StepSpec, hosts: list[HostId], ask: Callable[[StepSpec, HostId], T], alone: bool
     ) -> list[T]:
         task = Ask(_ForHosts(hosts, ask), spec)
         key = tuple(hosts)
 
-        def job() -> list[bytes]:
+        def job(dag: Dag) -> list[bytes]:
             if key not in self._handles:
-                self._handles[key] = self._dag.handles(hosts, self._placed)
-            return self._dag.collect(self._handles[key], task)
+                self._handles[key] = self._background.steps.handles(hosts, self._placed)
+            return dag.collect(self._handles[key], task)
 
         try:
-            return in_order(guarded(spec, job))
+            return in_order(self._background.run(spec, job, alone))
         except AnabranchError:
             # A lost executor takes its handles along.
             self.close()

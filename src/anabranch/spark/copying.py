@@ -17,16 +17,16 @@ from typing import Any
 
 import msgpack
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
 
 from anabranch.errors import AnabranchError, IncompleteInput
 from anabranch.model.ids import HostId, RegionId, ShardId, Step
 from anabranch.model.placement import Copy
 from anabranch.spark import failure
-from anabranch.spark.asking import guarded
+from anabranch.spark.asking import Background
 from anabranch.spark.background import markers_of
 from anabranch.spark.dag import Dag, Exchanging
 from anabranch.spark.moving import marks_since
+from anabranch.spark.pools import Watch
 from anabranch.spark.shards import copy_path, host_dir, identity
 from anabranch.spark.spec import StepSpec
 from anabranch.state.cargo import Cargo
@@ -44,11 +44,10 @@ class HostCopier:
     """Copies between the hosts of one Spark context."""
 
     def __init__(
-        self, context: SparkContext, tables: Mapping[RegionId, tuple[str, ...]], placed: bool
+        self, background: Background, tables: Mapping[RegionId, tuple[str, ...]], placed: bool
     ) -> None:
-        self._context = context
+        self._background = background
         self._tables = dict(tables)
-        self._dag = Dag(context, background=True)
         self._placed = placed
         self._handles: dict[tuple[HostId, ...], Any] = {}
 
@@ -70,30 +69,30 @@ class HostCopier:
         hosts = tuple(sorted({copy.host for pair in pairs for copy in pair[:2]}))
         work = _Work(spec, tuple(pairs), since, hosts, self._tables)
 
-        def job() -> list[bytes]:
+        def job(dag: Dag) -> list[bytes]:
             handles = self._handles_of(hosts)
-            exchanged, shuffle = self._dag.exchanged(handles, Exchanging(_Out(work)), len(hosts))
-            arrived = self._dag.beside(handles, exchanged) if self._placed else exchanged
+            exchanged, shuffle = dag.exchanged(handles, Exchanging(_Out(work)), len(hosts))
+            arrived = dag.beside(handles, exchanged) if self._placed else exchanged
             try:
-                return self._dag.collect(arrived, _In(work))
+                return dag.collect(arrived, _In(work))
             finally:
                 self._free(shuffle)
 
         try:
-            return sum(int(answer) for answer in guarded(spec, job))
+            return sum(int(answer) for answer in self._background.run(spec, job))
         except AnabranchError:
             self.close()
             raise
 
     def _handles_of(self, hosts: tuple[HostId, ...]) -> Any:
         if hosts not in self._handles:
-            self._handles[hosts] = self._dag.handles(hosts, self._placed)
+            self._handles[hosts] = self._background.steps.handles(hosts, self._placed)
         return self._handles[hosts]
 
     def _free(self, shuffle: Any) -> None:
         try:
             number = shuffle.rdd().dependencies().apply(0).shuffleId()
-            self._context._jsc.sc().cleaner().get().doCleanupShuffle(number, False)
+            self._background.context._jsc.sc().cleaner().get().doCleanupShuffle(number, False)
         except (Py4JError, AttributeError, OSError) as error:
             log.debug("could not free shuffle files error=%s", error)
 
@@ -147,6 +146,7 @@ class _Out:
 
     def _read(self, host: HostId) -> Iterator[tuple[int, bytes]]:
         work, spec = self.work, self.work.spec
+        watch = Watch()
         for source, target, low, end in work.pairs:
             if source.host != host:
                 continue
@@ -161,6 +161,7 @@ class _Out:
                 work.tables,
                 marks_since(spec, source, target),
                 work.since,
+                watch,
             ):
                 yield work.hosts.index(target.host), replace(cargo, shard=target.shard).encode()
 
@@ -185,7 +186,9 @@ class _In:
         begun: set[ShardId] = set()
         got, promised = [0] * len(work.hosts), [-1] * len(work.hosts)
         size = 0
+        watch = Watch()
         for blob in blobs:
+            watch()
             if not blob:
                 continue
             sender, data, count = msgpack.unpackb(blob)

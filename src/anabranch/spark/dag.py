@@ -20,7 +20,7 @@ from pyspark.core.rdd import _load_from_socket
 from pyspark.serializers import NoOpSerializer
 
 from anabranch.model.ids import HostId
-from anabranch.spark.pools import BACKGROUND_VARIABLE
+from anabranch.spark.pools import POOL_VARIABLE, Pool
 
 Task = Callable[[int, Iterator[bytes]], Iterable[bytes]]
 """(partition, arrived blobs) to blobs; an instance of a class that workers can import, so that it pickles small."""
@@ -49,7 +49,7 @@ class Dag:
     """Makes RDDs (of the JVM, as handles) on one Spark context, for the steps or for the work beside them."""
 
     def __init__(
-        self, context: SparkContext, broadcasts: Sequence[Any] = (), *, background: bool = False
+        self, context: SparkContext, broadcasts: Sequence[Any] = (), *, pool: Pool = Pool.STEPS
     ) -> None:
         jvm = context._jvm
         assert jvm is not None
@@ -63,8 +63,8 @@ class Dag:
         self._environment = jvm.java.util.HashMap()
         for name, value in context.environment.items():
             self._environment.put(name, value)
-        if background:
-            self._environment.put(BACKGROUND_VARIABLE, "1")
+        if pool is not Pool.STEPS:
+            self._environment.put(POOL_VARIABLE, pool.value)
         self._includes = jvm.java.util.ArrayList()
         for include in context._python_includes or ():
             self._includes.append(include)

@@ -71,8 +71,14 @@ def hashes_of(addresses: Any) -> U64:
     """The hash in front of each address of a large_binary array."""
     _, offsets, data = addresses.buffers()
     starts = np.frombuffer(offsets, dtype=np.int64)[addresses.offset : addresses.offset + len(addresses)]
-    heads = np.frombuffer(data, dtype=np.uint8)[starts[:, None] + np.arange(8)]
-    hashes: U64 = heads.view(">u8").ravel().astype(np.uint64)
+    raw = np.frombuffer(data, dtype=np.uint8)
+    width = int(starts[1] - starts[0]) if len(starts) > 1 else 0
+    if width and (np.diff(starts) == width).all():
+        # All of one length, which is usual: no index for every byte.
+        heads = np.lib.stride_tricks.as_strided(raw[starts[0] :], (len(starts), 8), (width, 1))
+    else:
+        heads = raw[starts[:, None] + np.arange(8)]
+    hashes: U64 = np.ascontiguousarray(heads).view(">u8").ravel().astype(np.uint64)
     return hashes
 
 
@@ -94,7 +100,7 @@ def write_piece(
     """
     ordered = sorted(parts, key=lambda part: part.table)
     data = _encoded(ordered)
-    hashes = [hashes_of(part.addresses) for part in ordered]
+    hashes = [hashes_of(part.addresses.take([0, len(part.addresses) - 1])) for part in ordered]
     plain = "".join(c if c.isalnum() or c in "-." else "_" for c in writer)[:64]
     path = f"{version_folder(version)}/p{partition:04d}-{plain}-{secrets.token_hex(6)}.parquet"
     storage.create(path, memoryview(data), WRITE)
