@@ -61,7 +61,9 @@ class SparklessAsker:
     def __init__(self, context: None, placed: bool) -> None:
         pass
 
-    def ask(self, spec: StepSpec, hosts: Any, ask: Callable[[StepSpec, HostId], Any]) -> list[Any]:
+    def ask(
+        self, spec: StepSpec, hosts: Any, ask: Callable[[StepSpec, HostId], Any], alone: bool = False
+    ) -> list[Any]:
         return [ask(spec, host) for host in hosts]
 
     def close(self) -> None:
@@ -92,14 +94,17 @@ def without_spark() -> Iterator[None]:
     def spark(self: coordinator.Coordinator) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.context is None else real_spark(self)
 
-    real_asker, real_copier = steploop.HostAsker, steploop.HostCopier
+    real_asker, real_copier, real_background = steploop.HostAsker, steploop.HostCopier, steploop.Background
 
-    def copier(context: Any, tables: Any, placed: bool) -> Any:
-        made = SparklessCopier if context is None else real_copier
-        return made(context, tables, placed)
+    def background(context: Any) -> Any:
+        return None if context is None else real_background(context)
 
-    def asker(context: Any, placed: bool) -> Any:
-        return SparklessAsker(None, placed) if context is None else real_asker(context, placed)
+    def copier(background: Any, tables: Any, placed: bool) -> Any:
+        made = SparklessCopier if background is None else real_copier
+        return made(background, tables, placed)
+
+    def asker(background: Any, placed: bool) -> Any:
+        return SparklessAsker(None, placed) if background is None else real_asker(background, placed)
 
     real_check = steploop.check_alive
 
@@ -110,6 +115,7 @@ def without_spark() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steploop, "check_alive", check)
         patch.setattr(steploop, "StepRunner", runner)
+        patch.setattr(steploop, "Background", background)
         patch.setattr(steploop, "HostAsker", asker)
         patch.setattr(steploop, "HostCopier", copier)
         patch.setattr(coordinator.Coordinator, "_spark", spark)
