@@ -92,7 +92,9 @@ def kill_host(round_: Round) -> None:
 
 def join_host(round_: Round) -> None:
     assert round_.cluster is not None
-    round_.tell(f"host {round_.cluster.join()} joins")
+    host = round_.cluster.unused()
+    round_.cluster.join(host)
+    round_.tell(f"host {host} joins")
 
 
 def ghosts(round_: Round) -> None:

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster of loopback hosts, each with a state directory of its own.  Hosts may join, die and leave."""
+"""A real Spark standalone cluster of loopback hosts, each with a state directory of its own.  Hosts join, die and leave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -21,51 +22,73 @@ _CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 _DEPLOY = "org.apache.spark.deploy"
 
 
+def host_name(number: int) -> str:
+    """An address of this machine's own."""
+    return f"127.0.0.{number + 2}"
+
+
+HOSTS = tuple(map(host_name, range(3)))
+
+
 class Cluster:
     """A master, and one worker process per host."""
 
-    def __init__(self, root: Path, hosts: int, env: dict[str, str]) -> None:
+    def __init__(self, root: Path, hosts: Sequence[str], env: Mapping[str, str]) -> None:
         self.root = root
-        self.hosts = [f"127.0.0.{number + 2}" for number in range(hosts)]
+        self.hosts: list[str] = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.master = f"spark://127.0.0.1:{self.port}"
         self._env = {**env, "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._numbers = hosts
+        self._first = list(hosts)
+        self._joined: set[str] = set()
 
     def start(self) -> None:
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0"]
         self._spawn("master", {}, f"{_DEPLOY}.master.Master", *where)
         if not wait_until(self._listening, 60, 0.1):
             raise TimeoutError(f"no Spark master at {self.master}")
-        for host in self.hosts:
-            self._start_host(host)
+        for host in self._first:
+            self.join(host)
 
-    def join(self) -> str:
-        """Start one more host, with an address that no other had; returns it."""
-        self._numbers += 1
-        host = f"127.0.0.{self._numbers + 1}"
-        self._start_host(host)
+    def join(self, host: str) -> None:
+        """Start a host's Spark worker; running applications get an executor there by themselves."""
+        own = {"ANABRANCH_STATE_DIR": str(self.state_dir(host)), "SPARK_LOCAL_IP": host}
+        size = ["--cores", "1", "--memory", "700m", "--webui-port", "0"]
+        work = ["--work-dir", str(self.root / "work" / host)]
+        self.state_dir(host).mkdir(parents=True, exist_ok=True)
+        self._spawn(host, own, f"{_DEPLOY}.worker.Worker", "--host", host, *size, *work, self.master)
         self.hosts.append(host)
-        return host
+        self._joined.add(host)
+
+    def unused(self) -> str:
+        """An address that no host had."""
+        return next(name for name in map(host_name, count()) if name not in self._joined)
+
+    def shut_down(self, host: str) -> None:
+        """Kill all that runs on a host; the disk stays."""
+        below = self.below(host)
+        _kill([self._processes.pop(host)], below)
+        self.hosts.remove(host)
 
     def lose(self, host: str) -> None:
-        """A host dies, with all that runs there and its disk."""
-        left = self.below(host)
-        _kill([self._processes.pop(host)], left)
-        self.hosts.remove(host)
-        shutil.rmtree(self.state_dir(host), ignore_errors=True)
+        """A host dies with its disk."""
+        self.shut_down(host)
+        # Its Python processes may write until they are gone.
+        while self.state_dir(host).exists():
+            shutil.rmtree(self.state_dir(host), ignore_errors=True)
 
-    def arguments(self) -> list[str]:
-        """What `anabranch run` needs to use it."""
-        conf = {
+    def arguments(self, **conf: str) -> list[str]:
+        """What `anabranch run` needs to use it, with more settings of Spark."""
+        settings = {
             "spark.executor.memory": "600m",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
+            **conf,
         }
-        return ["--master", self.master, *(f"--conf={key}={value}" for key, value in conf.items())]
+        return ["--master", self.master, *(f"--conf={key}={value}" for key, value in settings.items())]
 
     def state_dir(self, host: str) -> Path:
         return self.root / "disks" / host
@@ -89,12 +112,6 @@ class Cluster:
 
     def stop(self) -> None:
         _kill(self._processes.values(), self.below())
-
-    def _start_host(self, host: str) -> None:
-        own = {"ANABRANCH_STATE_DIR": str(self.state_dir(host)), "SPARK_LOCAL_IP": host}
-        size = ["--cores", "1", "--memory", "700m", "--webui-port", "0"]
-        work = ["--work-dir", str(self.root / "work" / host)]
-        self._spawn(host, own, f"{_DEPLOY}.worker.Worker", "--host", host, *size, *work, self.master)
 
     def _spawn(self, name: str, env: dict[str, str], *arguments: str) -> None:
         self.root.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ import psutil
 
 from chaos.actions import ACTIONS, make_disk, remove_disk, status
 from chaos.check import Verdict, check, check_table
-from chaos.cluster import Cluster
+from chaos.cluster import HOSTS, Cluster
 from chaos.feed import Feed
 from chaos.flows import random_flow
 from chaos.job import Driver, Failed, command, environment, send, wait_until, write_flow
@@ -75,7 +75,7 @@ class Round:
         # Without a number of its own a job splits and merges shards as it is rescaled.
         self.shards = ["--shards", str(_SHARDS)] if "rescale" not in actions or rng.random() < 0.6 else []
         self.cluster: Cluster | None = (
-            Cluster(root / "cluster", rng.choice((2, 3)), self.env) if cluster else None
+            Cluster(root / "cluster", HOSTS[: rng.choice((2, 3))], self.env) if cluster else None
         )
         self.logical_hosts = rng.choice((1, 1, 2, 3))
         self._drivers: list[Driver] = []

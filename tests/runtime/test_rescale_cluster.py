@@ -19,7 +19,8 @@ from anabranch.log.steplog import StepLog
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.jobhandle import ENDED
 from anabranch.runtime.outputs import table
-from cluster import HOSTS, Cluster, places_of_tasks, recording, run_command, standalone_cluster
+from chaos.cluster import HOSTS, Cluster
+from cluster import places_of_tasks, recording, run_command, standalone_cluster
 
 pytestmark = pytest.mark.cluster
 
