@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from anabranch.errors import CorruptError, EngineError
 from anabranch.model.ids import Step
-from anabranch.state.manifest import Kind, Manifest, Piece, Work, chain_pieces, plan_work
+from anabranch.state.manifest import Kind, Manifest, Piece, Work, chain_pieces, is_dense, plan_work
 
 
 def piece(
@@ -123,3 +123,14 @@ def test_chains_stay_short_and_what_is_written_follows_what_changed(share: float
     if share * versions < 0.4:
         # Nothing is due for a base, and partitions take turns at merging.
         assert most <= full * max(share * 14, 0.03)
+
+
+def test_a_version_tells_whether_most_keys_had_changed() -> None:
+    def made(*rows: tuple[int, Kind, int, int]) -> Manifest:
+        return manifest(2, [replace(piece(p, v, kind), rows=count) for p, kind, v, count in rows])
+
+    assert is_dense(made((0, "base", 2, 100))) is None
+    assert is_dense(made((0, "base", 1, 100), (0, "delta", 1, 100), (1, "base", 2, 100))) is None
+    assert is_dense(made((0, "base", 1, 60), (0, "base", 1, 40), (0, "delta", 2, 50))) is True
+    assert is_dense(made((0, "base", 1, 100), (0, "delta", 2, 49))) is False
+    assert plan_work(made((0, "base", 1, 100)), 3, dense=True) == Work(frozenset({0, 1, 2}), {})

@@ -32,7 +32,7 @@ from anabranch.runtime.standing import Standing
 from anabranch.spark.asking import HostAsker
 from anabranch.spark.background import snapshot_host
 from anabranch.spark.spec import StepSpec
-from anabranch.state.manifest import Manifest, chain_pieces, plan_work
+from anabranch.state.manifest import Manifest, chain_pieces, is_dense, plan_work
 from anabranch.state.versions import Versions
 from anabranch.version import __version__
 
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _UNDO_LIMIT = 256 << 20
 """Undo records in all shards together, beyond which a checkpoint is due however young the last one is."""
+_UNSEEN = 8
+"""Checkpoints in a row that take it for granted that most keys have changed."""
 _PAUSE = 0.02
 _NOT_KEPT = Step(1 << 62)
 
@@ -51,6 +53,38 @@ class _Job:
     version: int
     future: Future[Any]
     then: Callable[[Any], machine.Event | None]
+
+
+class Density:
+    """Foresees whether most keys have changed since the last checkpoint, from how many bytes steps have overwritten: it
+    knows how many they were when most had."""
+
+    def __init__(self) -> None:
+        self.undo_bytes = 0
+        """Since the last one began."""
+        self._at_begin = 0
+        self._enough: int | None = None
+        self._left = 0
+
+    def begin(self) -> bool:
+        """A checkpoint begins; whether it is to expect that most keys have changed."""
+        self._at_begin, self.undo_bytes = self.undo_bytes, 0
+        if self._enough is None or self._at_begin < self._enough:
+            return False
+        self._left -= 1
+        if self._left < 0:
+            # Time to see whether it is still so.
+            self._enough = None
+            return False
+        return True
+
+    def learn(self, dense: bool | None) -> None:
+        """What the checkpoint that was begun last has found; None: nothing, as it did not look."""
+        if dense:
+            self._enough = self._at_begin - self._at_begin // 8
+            self._left = _UNSEEN
+        elif dense is False and self._enough is not None and self._at_begin >= self._enough:
+            self._enough = None
 
 
 class Checkpointer:
@@ -94,6 +128,7 @@ class Checkpointer:
         self._may_stop = False
         self._alone = False
         """No step runs any more."""
+        self._density = Density()
 
     # What the step loop tells.
 
@@ -120,6 +155,7 @@ class Checkpointer:
     def committed(self, standing: Standing, undo_bytes: int) -> None:
         """The step before `standing.progress.next_step` was committed."""
         step = Step(standing.progress.next_step - 1)
+        self._density.undo_bytes += undo_bytes
         self._tell(machine.StepCommitted(step, undo_bytes), standing)
 
     def published(self, step: Step, standing: Standing) -> None:
@@ -266,12 +302,12 @@ class Checkpointer:
         spec = replace(standing.spec(Attempt(0)), markers=Progress.from_json(draft.progress).markers)
         self._submit(
             version,
-            partial(self._snapshot, spec, draft, base, since),
+            partial(self._snapshot, spec, draft, base, since, self._density.begin()),
             self._snapshot_done,
         )
 
     def _snapshot(
-        self, spec: StepSpec, draft: Manifest, base: Manifest | None, since: Step | None
+        self, spec: StepSpec, draft: Manifest, base: Manifest | None, since: Step | None, dense: bool
     ) -> Manifest:
         """In the background thread: the manifest of the pieces that all hosts have written.
 
@@ -280,13 +316,20 @@ class Checkpointer:
         if base is None:
             return self._write(spec, draft, None, None)
         try:
-            return self._write(spec, draft, base, since)
+            return self._write(spec, draft, base, since, dense)
         except (CorruptError, ShardMismatch) as error:
             log.warning("a full checkpoint is made instead version=%d error=%s", draft.version, error)
             return self._write(spec, draft, None, None)
 
-    def _write(self, spec: StepSpec, draft: Manifest, base: Manifest | None, since: Step | None) -> Manifest:
-        work = plan_work(base, draft.partitions)
+    def _write(
+        self,
+        spec: StepSpec,
+        draft: Manifest,
+        base: Manifest | None,
+        since: Step | None,
+        dense: bool = False,
+    ) -> Manifest:
+        work = plan_work(base, draft.partitions, dense)
         answers = self.asker.ask(
             spec,
             spec.layout.hosts,
@@ -305,6 +348,7 @@ class Checkpointer:
 
     def _snapshot_done(self, manifest: Manifest) -> machine.Event:
         self._written = {manifest.version: manifest}
+        self._density.learn(is_dense(manifest))
         return machine.SnapshotDone(manifest.version, manifest.step)
 
     def _manifest_committed(self, version: int, standing: Standing) -> machine.Event:

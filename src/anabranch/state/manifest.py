@@ -14,6 +14,7 @@ What a version writes anew is decided here, from the manifest before it alone, s
 * A partition gets a new *base* when its deltas outweigh a part of the base between one half and the whole.  The part
   is another for each partition, so that partitions of equal load take turns and a checkpoint that changes
   little stays small.
+* So do all when nearly every key is expected to have changed: a scan is cheaper then than to look each up.
 * Otherwise the newest deltas of about equal size are *merged* into one when there are too many: the
   deltas of a key are rewritten a logarithmic number of times, and their number is logarithmic too.
 
@@ -129,9 +130,9 @@ class Work:
     """Of other partitions, the last deltas of the chain, which become one."""
 
 
-def plan_work(previous: Manifest | None, partitions: int) -> Work:
-    """What the version after `previous` writes; without one, everything."""
-    if previous is None:
+def plan_work(previous: Manifest | None, partitions: int, dense: bool = False) -> Work:
+    """What the version after `previous` writes; without one, or when most keys have changed (`dense`), everything."""
+    if previous is None or dense:
         return Work(bases=frozenset(range(partitions)))
     bases: set[int] = set()
     merges: dict[int, tuple[Piece, ...]] = {}
@@ -176,6 +177,20 @@ def _to_merge(deltas: list[Piece], fewest: int) -> tuple[Piece, ...]:
     if len(groups) - start < fewest:
         return ()
     return tuple(piece for group in groups[start:] for piece in group)
+
+
+def is_dense(manifest: Manifest) -> bool | None:
+    """Whether half of the keys or more had changed, as far as the deltas that a version wrote tell; None: it wrote none."""
+    deltas: Counter[int] = Counter()
+    bases: Counter[int] = Counter()
+    for piece in manifest.pieces:
+        if piece.kind == "delta" and piece.version == manifest.version:
+            deltas[piece.partition] += piece.rows
+        elif piece.kind == "base":
+            bases[piece.partition] += piece.rows
+    if not deltas:
+        return None
+    return 2 * deltas.total() >= sum(bases[partition] for partition in deltas)
 
 
 def chain_pieces(previous: Manifest | None, work: Work, written: Iterable[Piece]) -> tuple[Piece, ...]:

@@ -85,7 +85,7 @@ def hashes_of(addresses: Any) -> U64:
 def write_piece(
     storage: Storage, version: int, partition: int, kind: Kind, writer: str, parts: Sequence[Part]
 ) -> Piece:
-    """Write one piece, durably, under a name that no other attempt uses.
+    """Write one piece, durably, under a name that no other attempt uses, and that is durable after `sync` of its folder.
 
     Args:
         storage: The folder of checkpoints.
@@ -103,7 +103,7 @@ def write_piece(
     hashes = [hashes_of(part.addresses.take([0, len(part.addresses) - 1])) for part in ordered]
     plain = "".join(c if c.isalnum() or c in "-." else "_" for c in writer)[:64]
     path = f"{version_folder(version)}/p{partition:04d}-{plain}-{secrets.token_hex(6)}.parquet"
-    storage.create(path, memoryview(data), WRITE)
+    storage.create(path, memoryview(data), WRITE, named=False)
     return Piece(
         partition=partition,
         path=path,

@@ -19,7 +19,7 @@ from anabranch.state.asof import AsOf
 from anabranch.state.chains import merge_deltas
 from anabranch.state.identity import ShardIdentity
 from anabranch.state.manifest import Kind, Piece, Work
-from anabranch.state.pieces import Part, cut, write_piece
+from anabranch.state.pieces import Part, cut, version_folder, write_piece
 from anabranch.state.store import ShardStore
 from anabranch.storage.base import Storage
 
@@ -105,6 +105,9 @@ def write_snapshot(
                 kind: Kind = "base" if partition in snapshot.work.bases else "delta"
                 parts = waiting.pop(partition)
                 written.append(write_piece(storage, snapshot.version, partition, kind, writer, parts))
+    if written:
+        # Once for all: steps that make their own few bytes durable meanwhile wait behind each of these.
+        storage.sync(version_folder(snapshot.version))
     return written
 
 

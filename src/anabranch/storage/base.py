@@ -41,8 +41,8 @@ class Storage(ABC):
         """The file, or at most its first `limit` bytes.  Raises FileNotFoundError."""
 
     @abstractmethod
-    def create(self, name: str, data: bytes | memoryview, point: str = "") -> None:
-        """Write a new file, durably.
+    def create(self, name: str, data: bytes | memoryview, point: str = "", named: bool = True) -> None:
+        """Write a new file, durably; without `named`, its name is durable only after `sync` of its folder.
 
         Raises:
             FileExistsError: it is there already, whoever made it and whatever is in it.
@@ -81,6 +81,9 @@ class Storage(ABC):
 
         No such folder, no names.  In an object store it costs a request for each 1,000 names.
         """
+
+    def sync(self, folder: str = "") -> None:  # noqa: B027  in an object store nothing is left to do
+        """Make the names directly below a folder durable, and the lack of names that were removed."""
 
     def prune(self, folder: str) -> None:  # noqa: B027  only a disk keeps empty folders
         """Remove a folder if it is empty."""

@@ -45,14 +45,15 @@ class LocalStorage(Storage):
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args) from error
 
-    def create(self, name: str, data: bytes | memoryview, point: str = "") -> None:
+    def create(self, name: str, data: bytes | memoryview, point: str = "", named: bool = True) -> None:
         path = self._path(name)
         passing(point, "before")
         with _full_disk(path):
             self._make(path.parent, durable=True)
             with _temporary(path, data, point, durable=True) as temporary:
                 os.link(temporary, path)
-            sync_directory(path.parent)
+            if named:
+                sync_directory(path.parent)
         passing(point, "after")
 
     def replace(self, name: str, data: bytes | memoryview, durable: bool = True, point: str = "") -> None:
@@ -77,7 +78,6 @@ class LocalStorage(Storage):
             os.replace(self._path(name), path)
 
     def sync(self, folder: str = "") -> None:
-        """Make the names directly below a folder durable, and the lack of names that were removed."""
         sync_directory(self._path(folder))
 
     def delete(self, *names: str) -> None:

@@ -86,7 +86,7 @@ class ObjectStorage(Storage):
         with self._errors(name):
             return bytes(obstore.get(self._store(), self._path(name), options=options).bytes())
 
-    def create(self, name: str, data: bytes | memoryview, point: str = "") -> None:
+    def create(self, name: str, data: bytes | memoryview, point: str = "", named: bool = True) -> None:
         path = self._path(name)
         token = secrets.token_hex(16)
         _before(point)
