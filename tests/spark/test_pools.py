@@ -15,7 +15,7 @@ from anabranch.errors import Starved
 from anabranch.model.ids import Attempt, HostId
 from anabranch.spark.asking import Background, HostAsker
 from anabranch.spark.dag import Dag
-from anabranch.spark.pools import Pool, Watch
+from anabranch.spark.pools import Pool, Watch, begin, write_files
 from anabranch.spark.spec import StepSpec
 
 HOSTS = [HostId("here"), HostId("there")]
@@ -25,8 +25,8 @@ def priority() -> str:
     return f"{os.sched_getscheduler(0)} {os.getpriority(os.PRIO_PROCESS, 0)}"
 
 
-IDLE = f"{os.SCHED_IDLE} 0"
-NICE = f"{os.SCHED_OTHER} {max(10, os.getpriority(os.PRIO_PROCESS, 0))}"
+_NICE = max(10, os.getpriority(os.PRIO_PROCESS, 0))
+IDLE, NICE = f"{os.SCHED_IDLE} {_NICE}", f"{os.SCHED_OTHER} {_NICE}"
 
 
 class Who:
@@ -35,6 +35,7 @@ class Who:
     def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
         for _ in blobs:
             pass
+        begin()
         yield f"{os.getpid()} {priority()}".encode()
 
 
@@ -53,7 +54,9 @@ def test_each_pool_has_processes_of_its_own(spark: SparkContext) -> None:
     assert not left_over & nice
 
 
-def test_what_starves_is_done_again_at_a_higher_priority(spark: SparkContext, tmp_path: Path) -> None:
+def test_files_are_not_written_in_left_over_time_and_what_starves_is_done_again(
+    spark: SparkContext, tmp_path: Path
+) -> None:
     flow = ab.Flow("counts")
     flow.input("rows", ab.generator(rows=1, columns={"key": ab.index()})).key_by("key").count().output("out")
     spec = InProcess(flow, tmp_path, hosts=2).spec(Attempt(0), {})
@@ -63,7 +66,11 @@ def test_what_starves_is_done_again_at_a_higher_priority(spark: SparkContext, tm
             raise Starved("as a machine without a moment to spare would have it")
         return f"{host} {priority()}"
 
+    def writing(spec: StepSpec, host: HostId) -> str:
+        return f"{priority()} {write_files(priority)}"
+
     asker = HostAsker(Background(spark), placed=False)
+    assert asker.ask(spec, HOSTS, writing) == [f"{IDLE} {NICE}"] * 2
     assert asker.ask(spec, HOSTS, starving) == [f"here {NICE}", f"there {NICE}"]
     # The machine is not tried again for a while.
     assert asker.ask(spec, HOSTS, lambda spec, host: priority()) == [NICE, NICE]

@@ -16,7 +16,7 @@ from anabranch.errors import AnabranchError, Starved, StepAborted
 from anabranch.model.ids import HostId
 from anabranch.spark import failure
 from anabranch.spark.dag import Dag
-from anabranch.spark.pools import Pool
+from anabranch.spark.pools import Pool, begin
 from anabranch.spark.session import spark_lost
 from anabranch.spark.spec import StepSpec
 
@@ -39,6 +39,7 @@ class Ask(Generic[T]):
     def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
         for _ in blobs:
             pass
+        begin()
         try:
             answer = pickle.loads(self.function)(self.spec, partition)
         except AnabranchError as error:

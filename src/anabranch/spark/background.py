@@ -14,7 +14,7 @@ from anabranch import crash
 from anabranch.errors import EngineError, Fenced
 from anabranch.model.ids import HostId, RegionId, ShardId, Step, WorkerId
 from anabranch.model.placement import Copy
-from anabranch.spark.pools import Watch
+from anabranch.spark.pools import Watch, write_files
 from anabranch.spark.shards import copy_path, host_dir, identity, state_root
 from anabranch.spark.spec import StepSpec
 from anabranch.state.boot import current_boot_id
@@ -76,7 +76,7 @@ def snapshot_host(
         raise Fenced(f"checkpoint {version} exists already: another coordinator has made it")
     snapshot = Snapshot(version, spec.step, since, spec.epoch, partitions, work)
     merges = [partition for partition in sorted(work.merges) if partition % len(hosts) == place]
-    return write_snapshot(storage, snapshot, shards, merges, host, Watch())
+    return write_snapshot(storage, snapshot, shards, merges, host, Watch(), write_files)
 
 
 def shard_versions(spec: StepSpec, worker: WorkerId, regions: Iterable[RegionId]) -> list[ShardFound]:

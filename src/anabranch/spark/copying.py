@@ -26,7 +26,7 @@ from anabranch.spark.asking import Background
 from anabranch.spark.background import markers_of
 from anabranch.spark.dag import Dag, Exchanging
 from anabranch.spark.moving import marks_since
-from anabranch.spark.pools import Watch
+from anabranch.spark.pools import Watch, begin
 from anabranch.spark.shards import copy_path, host_dir, identity
 from anabranch.spark.spec import StepSpec
 from anabranch.state.cargo import Cargo
@@ -146,6 +146,7 @@ class _Out:
 
     def _read(self, host: HostId) -> Iterator[tuple[int, bytes]]:
         work, spec = self.work, self.work.spec
+        begin()
         watch = Watch()
         for source, target, low, end in work.pairs:
             if source.host != host:
@@ -186,6 +187,7 @@ class _In:
         begun: set[ShardId] = set()
         got, promised = [0] * len(work.hosts), [-1] * len(work.hosts)
         size = 0
+        begin()
         watch = Watch()
         for blob in blobs:
             watch()

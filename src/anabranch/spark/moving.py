@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from anabranch import crash
 from anabranch.flow.plan import Plan
 from anabranch.model.ids import HostId, ShardId, Step, WorkerId
 from anabranch.model.placement import Copy
 from anabranch.spark.blob import Blob, Packed
+from anabranch.spark.pools import write_files
 from anabranch.spark.shards import copy_path, host_dir, identity, region_tables, state_root
 from anabranch.spark.spec import StepSpec
 from anabranch.state.identity import Fence
@@ -88,5 +90,7 @@ def prepare_host(spec: StepSpec, host: HostId) -> dict[ShardId, int]:
 def drop_copies(spec: StepSpec, host: HostId, copies: Sequence[Copy]) -> int:
     """Delete these copies, as far as they are this host's; returns the bytes that were freed."""
     return sum(
-        drop_shard(copy_path(spec, copy), identity(spec, copy)) for copy in copies if copy.host == host
+        write_files(partial(drop_shard, copy_path(spec, copy), identity(spec, copy)))
+        for copy in copies
+        if copy.host == host
     )

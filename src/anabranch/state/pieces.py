@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -82,8 +83,23 @@ def hashes_of(addresses: Any) -> U64:
     return hashes
 
 
+WriteFiles = Callable[[Callable[[], None]], None]
+"""Does something that changes files."""
+
+
+def call(action: Callable[[], None]) -> None:
+    """Here and now."""
+    action()
+
+
 def write_piece(
-    storage: Storage, version: int, partition: int, kind: Kind, writer: str, parts: Sequence[Part]
+    storage: Storage,
+    version: int,
+    partition: int,
+    kind: Kind,
+    writer: str,
+    parts: Sequence[Part],
+    write_files: WriteFiles = call,
 ) -> Piece:
     """Write one piece, durably, under a name that no other attempt uses, and that is durable after `sync` of its folder.
 
@@ -94,6 +110,7 @@ def write_piece(
         kind: What they stand for.
         writer: Names the host, for people who look.
         parts: Not empty; those of one table ascend and do not overlap.
+        write_files: Called with what changes files.
 
     Raises:
         StorageFullError: no room.
@@ -103,7 +120,7 @@ def write_piece(
     hashes = [hashes_of(part.addresses.take([0, len(part.addresses) - 1])) for part in ordered]
     plain = "".join(c if c.isalnum() or c in "-." else "_" for c in writer)[:64]
     path = f"{version_folder(version)}/p{partition:04d}-{plain}-{secrets.token_hex(6)}.parquet"
-    storage.create(path, memoryview(data), WRITE, named=False)
+    write_files(partial(storage.create, path, memoryview(data), WRITE, named=False))
     return Piece(
         partition=partition,
         path=path,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from anabranch import crash
 from anabranch.errors import EngineError
@@ -19,7 +20,7 @@ from anabranch.state.asof import AsOf
 from anabranch.state.chains import merge_deltas
 from anabranch.state.identity import ShardIdentity
 from anabranch.state.manifest import Kind, Piece, Work
-from anabranch.state.pieces import Part, cut, version_folder, write_piece
+from anabranch.state.pieces import Part, WriteFiles, call, cut, version_folder, write_piece
 from anabranch.state.store import ShardStore
 from anabranch.storage.base import Storage
 
@@ -64,6 +65,7 @@ def write_snapshot(
     merges: Sequence[int],
     writer: str,
     between: Callable[[], None] | None = None,
+    write_files: WriteFiles = call,
 ) -> list[Piece]:
     """Write the pieces of these shards, and merge the old deltas of the partitions in `merges`.
 
@@ -74,6 +76,7 @@ def write_snapshot(
         merges: Partitions whose merging this host does.
         writer: Names the host in the names of files.
         between: Called before each read transaction.
+        write_files: Called with all that changes files.
 
     Raises:
         ShardMismatch: a shard is not as the step log says, or an undo record is missing.
@@ -89,6 +92,7 @@ def write_snapshot(
             "merged",
             writer,
             merge_deltas(storage, snapshot.work.merges[partition], snapshot.version),
+            write_files,
         )
         for partition in merges
     ]
@@ -104,10 +108,12 @@ def write_snapshot(
             if hash_range(partition, snapshot.partitions)[1] <= upcoming:
                 kind: Kind = "base" if partition in snapshot.work.bases else "delta"
                 parts = waiting.pop(partition)
-                written.append(write_piece(storage, snapshot.version, partition, kind, writer, parts))
+                written.append(
+                    write_piece(storage, snapshot.version, partition, kind, writer, parts, write_files)
+                )
     if written:
         # Once for all: steps that make their own few bytes durable meanwhile wait behind each of these.
-        storage.sync(version_folder(snapshot.version))
+        write_files(partial(storage.sync, version_folder(snapshot.version)))
     return written
 
 
