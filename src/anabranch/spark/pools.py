@@ -11,8 +11,8 @@ only burns time made steps of 86 ms last 153, or 136; in the idle class 98.  On 
 checkpoint would never end and undo records would pile up.  `Watch` notices that, the work is done again in the other
 pool (`Background` in `spark/asking.py`), and there it gets a tenth of what a step's task gets.
 
-Files are another matter: a thread that waits for the processor inside the file system holds up all who need its journal, and
-every page that a step writes for the first time does.  The 99th percentile of steps beside checkpoints was 200 ms instead
+Files are another matter: a thread that waits for the processor inside the file system holds up all who need the same locks,
+and every page that a step writes for the first time does.  The 99th percentile of steps beside checkpoints was 200 ms instead
 of 165.  So they are written on a thread that is merely nice (`write_files`).
 """
 
