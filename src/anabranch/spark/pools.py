@@ -12,8 +12,8 @@ checkpoint would never end and undo records would pile up.  `Watch` notices that
 pool (`Background` in `spark/asking.py`), and there it gets a tenth of what a step's task gets.
 
 Files are another matter: a thread that waits for the processor inside the file system holds up all who need the same locks,
-and every page that a step writes for the first time does.  The 99th percentile of steps beside checkpoints was 200 ms instead
-of 165.  So they are written on a thread that is merely nice (`write_files`).
+and every page that a step writes for the first time does.  The 99th percentile of steps beside checkpoints was 200 ms
+instead of 165.  So they are written on a thread that is merely nice (`write_files`).
 """
 
 from __future__ import annotations
