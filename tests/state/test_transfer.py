@@ -394,15 +394,18 @@ def test_survey_knows_before_which_steps_a_store_cannot_go(old: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize(("keys", "size"), [(5_000, 500), (16_000, 24)])
 def test_a_map_that_is_full_when_keys_arrive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool, keys: int, size: int
 ) -> None:
+    """All of them changed of late, and a third changes in the step that moves them."""
     old, new = tmp_path / "old", tmp_path / "new"
     ShardStore.create(old, identity())
-    many: Rows = {("q.a", address(n << 50, b"k%d" % n)): b"x" * 500 for n in range(5_000)}
-    run(owned(old), 0, many)
+    places = [("q.a", address(n << 50, b"k%07d" % n)) for n in range(keys)]
+    run(owned(old), 0, dict.fromkeys(places, b"x" * size))
     cargos = take(old, 1)
-    assert sum(len(c.encode()) for c in cargos) < 1.05 * sum(c.size for c in cargos)
+    assert sum(len(c.encode()) for c in cargos) < 1.05 * sum(c.size + 2 * c.keys for c in cargos)
+    again: Rows = dict.fromkeys(places[::3], b"y" * size)
     full: list[MapFull] = []
     failed = ShardStore.failed
 
@@ -413,10 +416,11 @@ def test_a_map_that_is_full_when_keys_arrive(
 
     monkeypatch.setattr(ShardStore, "failed", count)
     if not ahead:
-        monkeypatch.setattr(ShardStore, "reserve", lambda self, size: None)
-    run(fresh(new, cargos), 1, rows(3))
+        monkeypatch.setattr(ShardStore, "reserve", lambda self, keys, size: None)
+        monkeypatch.setattr(ShardStore, "foresee", lambda self, keys: None)
+    run(fresh(new, cargos), 1, again)
     assert len(full) in ([0] if ahead else range(1, 4))
-    assert content(new) == applied(content(old), rows(3))
+    assert content(new) == applied(content(old), again)
 
 
 def test_weighing_counts_pages_and_shares_them_by_hash(tmp_path: Path) -> None:

@@ -227,6 +227,20 @@ def test_few_keys_make_no_room_in_a_large_shard(tmp_path: Path) -> None:
     assert store._expected == 0
 
 
+def test_a_shard_with_ample_room_does_not_grow_because_another_was_full(tmp_path: Path) -> None:
+    owned = make_shards(tmp_path, 1)
+    run_step(owned, 0, {(i << 50, b"k%d" % i): bytes(24) for i in range(1 << 14)})
+    store = ShardStore.open(owned[0].path)
+    store._remap(store._pages()[0] + 5_000)
+    for _ in range(10):
+        store.expect(100, 10_000)
+        store.begin(write=True).abort()
+    assert store._pages()[1] == 5_000
+    store.expect(100, 10 << 20)
+    store.begin(write=True).abort()
+    assert store._pages()[1] >= 7_500
+
+
 def test_a_task_that_committed_some_shards_may_repeat_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

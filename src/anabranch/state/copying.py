@@ -137,7 +137,7 @@ def _begin(path: str | os.PathLike[str], identity: ShardIdentity, fence: Fence) 
 
 def _put(path: str | os.PathLike[str], identity: ShardIdentity, cargo: Cargo, fence: Fence, at: Step) -> None:
     store = ShardStore.open(path, identity)
-    store.reserve(cargo.size)
+    store.reserve(cargo.keys, cargo.size)
     with write_transaction(store) as txn:
         _check_late(store, txn, fence)
         ring = UndoRing(store, txn)

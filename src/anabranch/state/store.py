@@ -45,6 +45,8 @@ _LEAST_GROWTH = 64
 """Pages: an empty shard's step fits into the one, and the other is not worth growing for twice."""
 _KEY_BYTES = 200
 """What a key of a stage is taken to need in a young shard: three times a short key, a short value and an old one."""
+_LOADED_BYTES = 40
+"""What a key that is loaded needs besides itself and its value: LMDB's 10 bytes, and a place among the marks."""
 META = b"_meta"
 UNDO = b"_undo"
 _IDENTITY = b"identity"
@@ -214,8 +216,9 @@ class ShardStore:
         # Each row may lie in a page of its own, which is copied (about half of the file is in use, the rest is
         # free); what is new may fill its pages by half; and once more for the undo record.
         pages = min(rows, used // 2) + 3 * size // self._page + _LEAST_ROOM
-        # More than the room there was in any case: others of its kind found that too small.
-        self._expected = max(self._expected + pages, room + room // 2)
+        # More than the room there was, since others of its kind found that too small; but not where it is ample: a task that
+        # is repeated for the sake of one shard would let all the others grow, each time by half.
+        self._expected = max(self._expected + pages, min(room + room // 2, 2 * pages))
 
     def foresee(self, keys: int) -> None:
         """Say how many keys the next write transaction will read, and perhaps put.
@@ -230,9 +233,14 @@ class ShardStore:
         if used < pages:
             self._expected = max(self._expected, pages + used // 2 + _LEAST_ROOM)
 
-    def reserve(self, size: int) -> None:
-        """Say that the next write transaction will load this many bytes of keys and values, besides its usual."""
-        self._expected += size * 5 // 4 // self._page + _LEAST_ROOM
+    def reserve(self, keys: int, size: int) -> None:
+        """Say that the next write transaction will load so many keys, besides its usual.
+
+        Args:
+            keys: How many.
+            size: The bytes of keys and values.
+        """
+        self._expected += (size + keys * _LOADED_BYTES) * 5 // 4 // self._page + _LEAST_ROOM
 
     def grow(self) -> int:
         """At least double the room in the map; no transaction of this process may be open here.

@@ -90,7 +90,7 @@ class StageTransaction:
         self._fenced_by: Fence | None = None
         self._arriving = arriving
         if arriving is not None:
-            store.reserve(arriving.size)
+            store.reserve(arriving.keys, arriving.size)
         self._txn: Any = store.begin(write=True)
         store.writing = True
         try:
