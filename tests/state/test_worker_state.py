@@ -241,6 +241,18 @@ def test_a_shard_with_ample_room_does_not_grow_because_another_was_full(tmp_path
     assert store._pages()[1] >= 7_500
 
 
+def test_a_shard_into_which_keys_are_loaded_has_room_to_copy_all_that_is_there(tmp_path: Path) -> None:
+    """In a process that has not seen it grow."""
+    owned = make_shards(tmp_path, 1)
+    run_step(owned, 0, {(i << 50, b"k%d" % i): bytes(24) for i in range(1 << 14)})
+    ShardStore.forget(owned[0].path)
+    store = ShardStore.open(owned[0].path)
+    used, _ = store._pages()
+    store.reserve(1_000, 40_000)
+    store.begin(write=True).abort()
+    assert store._pages()[1] >= used + 40_000 // 4096
+
+
 def test_a_task_that_committed_some_shards_may_repeat_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

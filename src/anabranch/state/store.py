@@ -236,11 +236,15 @@ class ShardStore:
     def reserve(self, keys: int, size: int) -> None:
         """Say that the next write transaction will load so many keys, besides its usual.
 
+        A shard into which keys are loaded has no free pages yet: what its usual work changes of the keys that are there
+        is copied to the end of the file.
+
         Args:
             keys: How many.
             size: The bytes of keys and values.
         """
-        self._expected += (size + keys * _LOADED_BYTES) * 5 // 4 // self._page + _LEAST_ROOM
+        used, _ = self._pages()
+        self._expected += (size + keys * _LOADED_BYTES) * 5 // 4 // self._page + used + _LEAST_ROOM
 
     def grow(self) -> int:
         """At least double the room in the map; no transaction of this process may be open here.
