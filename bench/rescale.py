@@ -106,12 +106,11 @@ class Suite:
         return [compare("bytes moved, 2 → 4 → 3 workers of one host", moved, 0.0, "bytes", most=1)]
 
     def growth(self, chosen: Options) -> list[Row]:
-        """At one load for both, which is half of what the larger state takes."""
+        """Each at half of what it takes: at one rate for both, the larger state's steady steps are the longer ones already."""
         more = 5 * self.keys
-        rate = self.half_load(more, chosen)
 
         def longest(strategy: str, which: str, keys: int) -> float:
-            found = self.run(strategy, chosen, keys=keys, rate=rate)
+            found = self.run(strategy, chosen, keys=keys, rate=self.half_load(keys, chosen))
             return 1000 * max(one[which] for one in found["migrations"])
 
         rows = []
