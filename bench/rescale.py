@@ -106,7 +106,7 @@ class Suite:
         return [compare("bytes moved, 2 → 4 → 3 workers of one host", moved, 0.0, "bytes", most=1)]
 
     def growth(self, chosen: Options) -> list[Row]:
-        """Each at half of what it takes: at one rate for both, the larger state's steady steps are the longer ones already."""
+        """Each at half of what it takes: at one rate, the larger state's steady steps are the longer ones already."""
         more = 5 * self.keys
 
         def longest(strategy: str, which: str, keys: int) -> float:
