@@ -136,14 +136,12 @@ class Suite:
 
     def silence(self, chosen: Options) -> list[Row]:
         """The same rescale, 2 → 4, by others: how long nothing comes out."""
+        runs: dict[str, list[Run]] = {strategy: [] for strategy in ("stop-start", *UNNOTICED)}
         seconds: dict[str, list[float]] = {}
-        hot: list[Run] = []
         for _ in range(min(chosen.rounds, 3)):
-            for strategy in ("stop-start", *UNNOTICED):
-                run = self.run(strategy, chosen, keys=self.keys, rate=COMMON_RATE)
-                seconds.setdefault(strategy, []).append(run["migrations"][0]["silent"])
-                if strategy == "hot":
-                    hot.append(run)
+            for strategy, known in runs.items():
+                known.append(self.run(strategy, chosen, keys=self.keys, rate=COMMON_RATE))
+                seconds.setdefault(strategy, []).append(known[-1]["migrations"][0]["silent"])
             bytewax = peer("bytewax_rescale", self.keys, COMMON_RATE, timeout=_TIMEOUT)
             seconds.setdefault("Bytewax, stop and start", []).append(bytewax["seconds"])
             spark = peer("spark_rescale", self.keys, COMMON_RATE, timeout=_TIMEOUT)
@@ -162,7 +160,7 @@ class Suite:
             compare(f"{what}: {one} vs the best of these", found[one], best, "s", most=1) for one in UNNOTICED
         ]
         # Here few keys change while they are copied.
-        return [*rows, bytes_row(f"hot at {COMMON_RATE:,.0f} rows/s", hot)]
+        return [*rows, bytes_row(f"hot at {COMMON_RATE:,.0f} rows/s", runs["hot"])]
 
     def benchmarks(self) -> dict[str, Benchmark]:
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.runtime.checkpointer import Density
+from anabranch.runtime.density import Density
 
 
 def checkpoint(density: Density, undo_bytes: int, dense: bool) -> bool:

@@ -25,6 +25,7 @@ from anabranch.errors import AnabranchError, CorruptError, ShardMismatch, SparkL
 from anabranch.log.steplog import Progress, StepLog
 from anabranch.model.ids import Attempt, Step
 from anabranch.protocol import checkpointing as machine
+from anabranch.runtime.density import Density
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.outputs import forget
 from anabranch.runtime.settings import Settings
@@ -40,8 +41,6 @@ log = logging.getLogger(__name__)
 
 _UNDO_LIMIT = 256 << 20
 """Undo records in all shards together, beyond which a checkpoint is due however young the last one is."""
-_UNSEEN = 8
-"""Checkpoints in a row that take it for granted that most keys have changed."""
 _PAUSE = 0.02
 _NOT_KEPT = Step(1 << 62)
 
@@ -53,38 +52,6 @@ class _Job:
     version: int
     future: Future[Any]
     then: Callable[[Any], machine.Event | None]
-
-
-class Density:
-    """Foresees whether most keys have changed since the last checkpoint, from how many bytes steps have overwritten: it
-    knows how many they were when most had."""
-
-    def __init__(self) -> None:
-        self.undo_bytes = 0
-        """Since the last one began."""
-        self._at_begin = 0
-        self._enough: int | None = None
-        self._left = 0
-
-    def begin(self) -> bool:
-        """A checkpoint begins; whether it is to expect that most keys have changed."""
-        self._at_begin, self.undo_bytes = self.undo_bytes, 0
-        if self._enough is None or self._at_begin < self._enough:
-            return False
-        self._left -= 1
-        if self._left < 0:
-            # Time to see whether it is still so.
-            self._enough = None
-            return False
-        return True
-
-    def learn(self, dense: bool | None) -> None:
-        """What the checkpoint that was begun last has found; None: nothing, as it did not look."""
-        if dense:
-            self._enough = self._at_begin - self._at_begin // 8
-            self._left = _UNSEEN
-        elif dense is False and self._enough is not None and self._at_begin >= self._enough:
-            self._enough = None
 
 
 class Checkpointer:

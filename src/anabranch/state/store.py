@@ -10,7 +10,8 @@ it was last synced.  It is a file of its own because a torn LMDB must not be ask
 
 The memory map, and with it the file (see `mapping`), starts small, because a job has hundreds of shards, and grows
 by itself, ahead of need where possible: by what the last transaction took from the end of the file, by what a
-transaction that found it full was about to write, or, while the shard is small, by the keys that a stage asks for.
+transaction that found it full was about to write, by keys that are to be loaded, or, while the shard is small, by the keys
+that a stage asks for.
 Growing needs the process to have no transaction open, so a map that is full in the middle of a step costs the step's
 work.  LMDB never overwrites a page that the last commit or a reader refers to, so a shard that steps change all over
 takes about three times its data; beyond that the file is larger than what was ever in use by a third or so (a job of
