@@ -477,8 +477,59 @@ def test_hot_copies_some_shards_and_switches_to_them_before_it_copies_the_next()
     assert driver.commit() == [DropSources(shards(2))]
 
 
+def grouped(rounds: int, again: int) -> Driver:
+    """Sixteen shards go hot; so many groups are copied, a thousand bytes a shard, and of each shard so many come again."""
+    driver = prepared(
+        Settings(Strategy.HOT, budget=10**6, switch_below=10**6), [move(n, n % 2) for n in range(16)]
+    )
+    for _ in range(rounds):
+        start = driver.commands[-1]
+        assert isinstance(start, StartCopy)
+        driver.tell(CopyDone(driver.step, 1000 * len(start.shards)))
+        assert [piece.shard for piece in driver.ask()] == list(start.shards)
+        driver.commit(moved=again * len(start.shards))
+    return driver
+
+
+def test_hot_begins_with_one_shard_and_then_takes_more_up_to_an_eighth() -> None:
+    driver = grouped(rounds=4, again=50)
+    copies = [command.shards for command in driver.commands if isinstance(command, StartCopy)]
+    assert copies == [shards(0), shards(2, 1), shards(4, 3), shards(6, 5), shards(8, 7)]
+    assert driver.machine.strategy is Strategy.HOT
+
+
+def test_hot_goes_on_as_fluid_where_what_it_copies_changes_too_fast() -> None:
+    driver = grouped(rounds=1, again=51)
+    assert driver.commands[-1] == DropSources(shards(0)), "nothing else is copied"
+    assert driver.machine.strategy is Strategy.FLUID
+    assert driver.machine.copied is None
+    assert {piece.since for piece in driver.ask()} == {None}
+
+
+def test_hot_copies_fewer_shards_at_a_time_before_it_gives_up() -> None:
+    driver = grouped(rounds=2, again=50)
+    for copied_shards, again in ((shards(4, 3), 101), (shards(6), 51)):
+        assert driver.commands[-1] == StartCopy(copied_shards, None)
+        driver.tell(CopyDone(driver.step, 1000 * len(copied_shards)))
+        driver.ask()
+        driver.commit(moved=again)
+    assert driver.machine.strategy is Strategy.FLUID
+
+
+def test_rounds_count_as_sent_again() -> None:
+    settings = Settings(Strategy.HOT, switch_below=10)
+    driver = Driver(Migration(settings, [move(0), move(1)]))
+    driver.tell(Prepared({}))
+    driver.tell(CopyDone(Step(0), 1000))
+    driver.tell(CopyDone(Step(0), 51))
+    driver.tell(CopyDone(Step(0), 0))
+    driver.ask()
+    driver.commit()
+    assert driver.machine.strategy is Strategy.FLUID
+
+
 def test_hot_switches_at_least_one_shard() -> None:
-    driver = copied(Settings(Strategy.HOT, budget=1, switch_below=1000), [move(0), move(1)], 100)
+    driver = copied(Settings(Strategy.HOT, budget=1, switch_below=1000, batch=2), [move(0), move(1)], 100)
     assert [piece.shard for piece in driver.ask()] == [0]
 
 

@@ -80,8 +80,9 @@ def test_all_interleavings_of_a_migration(name: str, strategy: Strategy) -> None
     "base",
     [replace(APART, crashes=1, idle=0), replace(APART, cancels=1, idle=0), replace(IN, copy_failures=1)],
 )
-def test_hot_copies_one_shard_after_the_other(base: Case) -> None:
-    settings = replace(SETTINGS[Strategy.HOT], batch=1)
+@pytest.mark.parametrize("batch", [1, None], ids=["each by a copy", "as long as copies pay"])
+def test_hot_copies_one_shard_after_the_other(base: Case, batch: int | None) -> None:
+    settings = replace(SETTINGS[Strategy.HOT], batch=batch)
     assert explore(Rescaling(replace(base, settings=settings))).settled > 0
 
 
@@ -117,6 +118,13 @@ def many(strategy: Strategy) -> Case:
 @pytest.mark.parametrize("strategy", Strategy)
 def test_random_ways_of_five_shards(strategy: Strategy) -> None:
     model = Rescaling(many(strategy))
+    for seed in range(25):
+        walk(model, seed)
+
+
+def test_random_ways_of_hot_as_long_as_copies_pay() -> None:
+    many_by_hot = many(Strategy.HOT)
+    model = Rescaling(replace(many_by_hot, settings=replace(many_by_hot.settings, batch=None)))
     for seed in range(25):
         walk(model, seed)
 
@@ -226,10 +234,10 @@ class SwitchesToAnOldCopy(Unchecked):
     """Takes the copy of before for good after copying has failed."""
 
     def _copy_again(self) -> list[mig.Command]:
-        copied = self._copied
+        copies = self._copies
         commands = super()._copy_again()
-        if copied is not None:
-            self._copied, self._copying, self.phase = copied, False, mig.Phase.MOVING
+        if copies.as_of is not None:
+            self._copies, self._copying, self.phase = copies, False, mig.Phase.MOVING
             return []
         return commands
 

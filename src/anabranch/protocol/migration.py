@@ -17,7 +17,7 @@ How the pieces of a step are chosen is all that strategies differ in:
     FLUID     as many bytes a step as the budget allows; sources side by side, shard after shard, large ones cut
     HOT       nothing while some shards are copied in the background, round after round of what changed since the last;
               then these shards with what changed since the last round, whole, in one step if the budget allows it;
-              then the next ones, so that little time passes from a copy to its switch, and little changes
+              then the next ones; FLUID where too much changes between a copy and its switch (see `copies`)
 
 What a shard leaves behind is dropped as soon as it is whole elsewhere; the driver puts the drop off as long as a
 checkpoint reads the copy, and reports it with `Dropped`.  The migration ends when all are whole and all is dropped.
@@ -59,6 +59,7 @@ from typing import Any
 from anabranch.errors import EngineError
 from anabranch.model.ids import ShardId, Step
 from anabranch.protocol.budget import Budget
+from anabranch.protocol.copies import Copies
 from anabranch.protocol.orders import (
     CancelAsked,
     Command,
@@ -177,9 +178,8 @@ class Migration:
         begun = any(0 < track.left < track.hashes for track in self._tracks.values())
         fluid = settings.strategy is Strategy.HOT and (begun or cancelled)
         self._strategy = Strategy.FLUID if fluid else settings.strategy
-        self._copied: Step | None = None  # all steps below it are in the background copies
-        self._rounds: tuple[int, ...] = ()  # bytes of each round of the copies at the targets
-        self._group: tuple[ShardId, ...] = ()  # the shards that are copied, and then switched to
+        fixed = settings.batch is not None
+        self._copies = Copies(self._batch, fixed, at_a_time=self._batch if fixed else 1)
         self._copying = False
         self._copy_failed = False
 
@@ -187,13 +187,13 @@ class Migration:
 
     @property
     def strategy(self) -> Strategy:
-        """The one by which pieces are chosen now: `hot` goes on as `fluid` when it cannot copy."""
+        """The one by which pieces are chosen now: `hot` goes on as `fluid` when it cannot copy, or copying does not pay."""
         return self._strategy
 
     @property
     def copied(self) -> Step | None:
         """Undo records of the moving shards are needed from this step on."""
-        return self._copied
+        return self._copies.as_of
 
     @property
     def budget(self) -> int:
@@ -267,7 +267,7 @@ class Migration:
                 assert piece.last, "MIG-7"
                 assert track.left == track.hashes, "MIG-7"
                 assert out is not None, "MIG-7"
-                assert piece.since == self._copied, "MIG-7"
+                assert piece.since == self.copied, "MIG-7"
                 assert piece.since <= out.step, "MIG-7"
         if self.phase is Phase.DONE:
             assert not pieces, "MIG-4"
@@ -317,14 +317,14 @@ class Migration:
         self._under_way, self._attempting = None, False
         self._next_step = Step(step + 1)
         self._moved_bytes += moved_bytes
+        if any(piece.since is not None for piece in pieces):
+            self._copies = self._copies.switched(moved_bytes)
 
     def _copy_done(self, as_of: Step, size: int) -> list[Command]:
         self._copying = False
-        self._copied = as_of
-        self._rounds = (*self._rounds, size)
+        self._copies = self._copies.copied(as_of, size)
         self._moved_bytes += size
-        shrinks = len(self._rounds) < 2 or 2 * size < self._rounds[-2]
-        if size > self.settings.switch_below and len(self._rounds) < self.settings.most_rounds and shrinks:
+        if self._copies.wants_another(self.settings.switch_below, self.settings.most_rounds):
             return self._copy(as_of)
         self.phase = Phase.MOVING
         return []
@@ -336,7 +336,7 @@ class Migration:
             return self._copy(None)
         self._strategy = Strategy.FLUID
         self.phase = Phase.MOVING
-        return self._drop_copies(self._group)
+        return self._drop_copies(self._copies.group)
 
     def _dropped(self, shards: Collection[ShardId]) -> None:
         tracks = dict(self._tracks)
@@ -366,7 +366,7 @@ class Migration:
         self._mark((track.move.shard for track in idle if track.back and not track.arrived), drop=Drop.GONE)
         if self.phase in (Phase.MOVING, Phase.DROPPING):
             self.phase = Phase.MOVING if self._todo() else Phase.DROPPING
-        switched = all(self._tracks[shard].whole for shard in self._group)
+        switched = all(self._tracks[shard].whole for shard in self._copies.group)
         if self._strategy is Strategy.HOT and self.phase is Phase.MOVING and switched:
             commands += self._copy_next()
         over = all(track.whole and track.drop is Drop.GONE for track in self._tracks.values())
@@ -404,24 +404,26 @@ class Migration:
         return [track for track in self._tracks.values() if track.turns or not track.whole]
 
     def _copy_next(self) -> list[Command]:
-        """The last group has switched: begin with the next one."""
+        """The last group has switched: begin with the next one, or, where that does not pay, go on without copies."""
         todo = side_by_side(self._todo())
+        self._copies = self._copies.judged()
         if not self.settings.at_once:
-            todo = todo[: self._batch]
-        self._forget_copies()
-        self._group = tuple(track.move.shard for track in todo)
+            todo = todo[: self._copies.at_a_time]
+        self._copies = self._copies.begin(track.move.shard for track in todo)
+        if not todo:
+            self._strategy = Strategy.FLUID
+            return []
         return self._copy(None)
 
     def _copy(self, since: Step | None) -> list[Command]:
         self.phase = Phase.COPYING
         self._copying = True
-        self._mark(self._group, arrived=True)
-        return [StartCopy(self._group, since)]
+        self._mark(self._copies.group, arrived=True)
+        return [StartCopy(self._copies.group, since)]
 
     def _forget_copies(self) -> None:
         self._copying = False
-        self._copied = None
-        self._rounds = ()
+        self._copies = self._copies.forget()
 
     def _drop_copies(self, shards: Iterable[ShardId]) -> list[Command]:
         listed = tuple(shards)
@@ -438,13 +440,13 @@ class Migration:
             if track.drop is Drop.NONE and not (track.back and track.move.shard in held)
         ]
         if self._strategy is Strategy.HOT:
-            ready = [track for track in ready if track.move.shard in self._group]
+            ready = [track for track in ready if track.move.shard in self._copies.group]
             if self.settings.at_once:
-                return tuple(track.piece(track.left, self._copied) for track in ready)
+                return tuple(track.piece(track.left, self.copied) for track in ready)
         if self._adapts and self._budget.rests:
             return ()
         if self._strategy is Strategy.HOT:
-            return choose_whole(by_giver(ready), self.budget, self._remainder, self._copied)
+            return choose_whole(by_giver(ready), self.budget, self._remainder, self.copied)
         if self._strategy is Strategy.BATCHED:
             ready = side_by_side(ready)[: self._batch]
         return choose(by_giver(ready), self.budget)
@@ -464,7 +466,7 @@ class Migration:
 
     def _remainder(self, track: Track) -> int:
         """What a copied shard still has to get: about as much as the last round brought, and never more than all."""
-        return min(track.move.size, -(-sum(self._rounds[-1:]) // max(1, len(self._group))))
+        return min(track.move.size, self._copies.next_round)
 
     # --- small things
 

@@ -27,7 +27,8 @@ class Settings:
     budget: int | None = None
     """Bytes a step for `fluid` and for the switch of `hot`; None adapts."""
     batch: int | None = None
-    """Shards a step for `batched`, shards that `hot` copies at a time; None is an eighth of the moves, at least one."""
+    """Shards a step for `batched`, shards that `hot` copies at a time; None is an eighth of the moves, at least one, and
+    for `hot` the most: it begins with one (see `copies`)."""
     most_per_step: int = 512 << 20
     """A step of `sudden` or `batched` that would move more becomes several: all of it is in memory at once."""
     switch_below: int = 4 << 20

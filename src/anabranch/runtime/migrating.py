@@ -25,6 +25,7 @@ from anabranch.errors import AnabranchError, EngineError
 from anabranch.model.ids import ShardId, Step
 from anabranch.model.placement import Placement, moved, next_version, overlaps, resharded
 from anabranch.protocol import migration as machine
+from anabranch.protocol.copies import AGAIN
 from anabranch.runtime.carrying import Carrier, coming_spec
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.rescaled import Rescaling
@@ -106,6 +107,8 @@ class Migrator:
             self.next_leg(current, standing)
         if current.machine is not None:
             standing.hold_undo_from = current.machine.copied or standing.hold_undo_from
+            if current.machine.strategy is not machine.Strategy.HOT and not current.cancelled:
+                standing.hold_undo_from = None
 
     def next_moves(self, current: Rescaling, standing: Standing, *, snapshot: bool) -> Moves | None:
         """What the next step does besides its work; None: nothing."""
@@ -190,8 +193,14 @@ class Migrator:
 
     def _tell(self, current: Rescaling, event: machine.Event, standing: Standing | None = None) -> None:
         assert current.machine is not None
+        before = current.machine.strategy
         commands = current.machine.handle(event)
         current.machine.validate()
+        if current.machine.strategy is not before and not current.machine.cancelled:
+            why = "copying has failed twice"
+            if not isinstance(event, machine.CopyFailed):
+                why = f"more than {AGAIN:.0%} of what is copied changes before a step can use it"
+            self.note(f"rescaling {current.number} goes on by {current.machine.strategy}: {why}")
         for command in commands:
             self._obey(current, command, standing)
 
