@@ -18,7 +18,7 @@ from anabranch.errors import (
     UserError,
     WrongHost,
 )
-from anabranch.model.ids import Attempt, Step
+from anabranch.model.ids import Attempt, ShardId, Step
 from anabranch.model.layout import Layout
 from anabranch.protocol.faults import Failed, Faults, GiveUp, Isolate, Kind, Progressed, Recover, RetryStep
 from anabranch.protocol.faults import Settings as FaultSettings
@@ -60,7 +60,7 @@ class Attempts:
         moves: Moves | None = None,
         *,
         weigh: bool = False,
-        write_back: int | None = None,
+        write_back: tuple[ShardId, ...] = (),
     ) -> list[Report]:
         """The reports of the attempt that succeeded.
 

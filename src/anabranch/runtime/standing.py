@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from anabranch.log.steplog import Progress
-from anabranch.model.ids import Attempt, Epoch, Step
+from anabranch.model.ids import Attempt, Epoch, ShardId, Step
 from anabranch.model.layout import Layout
 from anabranch.model.placement import Placement
 from anabranch.spark.spec import Assigned, Lost, Moving, StepSpec
@@ -64,7 +64,7 @@ class Standing:
         lost: Sequence[Lost] = (),
         isolate: bool = False,
         weigh: bool = False,
-        write_back: int | None = None,
+        write_back: tuple[ShardId, ...] = (),
     ) -> StepSpec:
         """An attempt of the next step."""
         step = self.progress.next_step

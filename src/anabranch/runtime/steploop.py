@@ -345,14 +345,13 @@ class StepLoop:
         work = self.planner.assign(slices, layout)
         self._enlist(layout)
         self.fleet.step_began(step)
-        each = -(-len(layout.shards) // len(layout.workers))
         return self.attempts.run(
             self.standing,
             work,
             replayed,
             moves,
             weigh=self.rescaler.scales.wanted,
-            write_back=self.turns.next(time.monotonic(), each),
+            write_back=self.turns.next(time.monotonic(), len(layout.shards)),
         )
 
     def _enlist(self, layout: Layout) -> None:

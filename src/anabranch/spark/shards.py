@@ -73,8 +73,7 @@ def run_with_state(
         return result, Written(touched, state.undo_bytes)
 
     result = run_with_growth(make, run)
-    if spec.write_back is not None and owned:
-        begin_writing(Path(owned[spec.write_back % len(owned)].path))
+    begin_writing([Path(one.path) for one in owned if one.identity.shard in spec.write_back])
     return result
 
 

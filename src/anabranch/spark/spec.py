@@ -109,8 +109,8 @@ class StepSpec:
     """Keys that move keep the mark that they changed since this step; None: nobody asks."""
     weigh: bool = False
     """Whether to tell how large shards are."""
-    write_back: int | None = None
-    """The turn of one of each worker's shards to be written to disk; None: of none."""
+    write_back: tuple[ShardId, ...] = ()
+    """Shards to be written to disk, since it is their turn."""
 
     @property
     def workers(self) -> int:

@@ -3,9 +3,11 @@
 What steps write is in LMDB's maps, and the kernel writes it to disk when it has been there for half a minute: the pages of
 all shards at once, since all became dirty at the same time.  With a million keys under load that was a burst of 600 MB every
 30 s, and the few bytes of a step that must be durable waited behind it: a step of 0.3 to 0.7 s instead of 0.1.  So now and
-then a step has one shard written, and over `PERIOD` all have their turn: about as many bytes, evenly.
+then a step has a shard written, and over `PERIOD` all have their turn: about as many bytes, evenly.
 
 WB-1  Nothing depends on it: no step waits for it, and nobody takes a shard for durable because of it.
+WB-2  Turns go by the shard's number, whoever has it.  By its place among the shards of a worker, some were left out while
+      shards moved, until the kernel came for all of them at once.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Collection
 from pathlib import Path
+
+from anabranch.model.ids import ShardId
 
 log = logging.getLogger(__name__)
 
@@ -22,28 +27,35 @@ PERIOD = 20.0
 
 
 class Turns:
-    """Which of a worker's shards a step has written; on the coordinator's clock, so that processes need not agree.
+    """Which shards a step has written; on the coordinator's clock, so that processes need not agree.
 
     >>> turns = Turns()
-    >>> [turns.next(now, shards=10) for now in (100.0, 101.0, 102.1, 102.2, 104.1)]
-    [50, None, 51, None, 52]
+    >>> [turns.next(now, shards=10) for now in (100.0, 101.0, 102.1, 102.2, 106.1)]
+    [(), (), (1,), (), (2, 3)]
     """
 
     def __init__(self) -> None:
-        self._last: int | None = None
+        self._last: float | None = None
+        """When it was asked last, in periods."""
 
-    def next(self, now: float, shards: int) -> int | None:
-        """The number of the turn that begins now, if one does; the shard is its remainder."""
-        turn = int(now * shards / PERIOD)
-        if turn == self._last:
-            return None
-        self._last = turn
-        return turn
+    def next(self, now: float, shards: int) -> tuple[ShardId, ...]:
+        """The shards whose turn has come since the last time."""
+        last, self._last = self._last, now / PERIOD
+        if last is None:
+            return ()
+        first, end = int(last * shards) + 1, int(self._last * shards) + 1
+        return tuple(ShardId(turn % shards) for turn in range(max(first, end - shards), end))
 
 
-def begin_writing(path: Path) -> None:
-    """Have a store's dirty pages written, on a thread that waits for it."""
-    threading.Thread(target=_write, args=(path,), name="anabranch-writeback", daemon=True).start()
+def begin_writing(paths: Collection[Path]) -> None:
+    """Have the dirty pages of these stores written, on a thread that waits for it."""
+    if paths:
+        threading.Thread(target=_write_all, args=(paths,), name="anabranch-writeback", daemon=True).start()
+
+
+def _write_all(paths: Collection[Path]) -> None:
+    for path in paths:
+        _write(path)
 
 
 def _write(path: Path) -> None:
