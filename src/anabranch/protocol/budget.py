@@ -4,14 +4,16 @@ Theory of operation
 -------------------
 Nobody knows beforehand what a byte costs: reading, shipping and writing it depend on the keys, the disks and on what
 else the machines do.  So the budget is found as TCP finds its window: a step that moved state and stayed within the
-*limit* lets it grow by half, one that did not takes a third of it away.  The limit comes from the *baseline*, the
+*limit* lets it grow by half, and the first one that did not takes it back to where it was; from then on it is *careful*, and
+grows by a fifth or loses a quarter.  While it went on by halves and thirds, every second step was beyond the limit, some by
+half of it, and the more steps a migration took, the longer was its longest.  The limit comes from the *baseline*, the
 median of the last steps without state, since what users notice is the difference:
 
     limit = min(1.25 · baseline + slack, max(target, 1.25 · baseline))
 
 so that short steps may become a little longer, and long ones (above `target_seconds` already) by a quarter at most.  With
 half as much more, at half of the load that a flow can take, rows waited longer from step to step.  Steps without state
-differ by as much among themselves on a busy machine, so a budget that is taken for too large shrinks by a third only: where
+differ by as much among themselves on a busy machine, so a budget that is taken for too large shrinks by a quarter only: where
 it halved, it sank to its least for no fault of the state.
 The baseline goes stale while state moves, as load changes; so one step in eight is left without state (`rests`).
 The median, because one collection of garbage in a step without state must not raise the limit for the next ones.
@@ -36,8 +38,8 @@ START = 128 << 10
 """Four times as much made the first steps of a small flow three times as long."""
 REST_EVERY = 8
 _REMEMBERED = 9
-_GROWTH = 1.5
-_SHRINKAGE = 2 / 3
+_FIRST_GROWTH, _FIRST_SHRINKAGE = 3 / 2, 2 / 3
+_GROWTH, _SHRINKAGE = 6 / 5, 3 / 4
 _STRETCH = 1.25
 _SLACK_SECONDS = 0.02
 
@@ -58,6 +60,8 @@ class Budget:
     """Seconds of the last steps without state, oldest first."""
     moves: int = 0
     """Steps with state since the last one without."""
+    careful: bool = False
+    """Whether a step was beyond the limit."""
 
     @property
     def rests(self) -> bool:
@@ -81,13 +85,14 @@ class Budget:
             return self
         if planned == 0:
             return replace(self, baseline=(*self.baseline, seconds)[-_REMEMBERED:], moves=0)
-        size = self.bytes
+        size, careful = self.bytes, self.careful
         if seconds > self.limit_seconds:
-            size = max(LEAST, int(size * _SHRINKAGE))
+            size = max(LEAST, int(size * (_SHRINKAGE if careful else _FIRST_SHRINKAGE)))
+            careful = True
         elif 2 * planned >= size:
             # A step that hardly used its budget says nothing about a larger one.
-            size = int(size * _GROWTH)
-        return replace(self, bytes=size, moves=self.moves + 1)
+            size = int(size * (_GROWTH if careful else _FIRST_GROWTH))
+        return replace(self, bytes=size, moves=self.moves + 1, careful=careful)
 
 
 def shares(budget: int, needs: Mapping[K, int]) -> dict[K, int]:
