@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from py4j.protocol import Py4JError
 
 from anabranch.errors import StepAborted
 from anabranch.log.steplog import Progress
@@ -22,7 +21,6 @@ from anabranch.runtime.settings import Settings
 from anabranch.runtime.standing import Standing
 from anabranch.runtime.status import StatusBoard
 from anabranch.runtime.targets import RescaleRequest
-from anabranch.spark.job import StepRunner
 
 A, B, C = HostId("a"), HostId("b"), HostId("c")
 
@@ -174,17 +172,3 @@ def test_hosts_that_cannot_be_prepared(bench: Bench) -> None:
     shown = bench.poll()
     assert (shown["state"], shown["error"]) == ("failed", "no executor")
     assert bench.standing.layout.hosts == (A, B)
-
-
-def test_handles_that_cannot_be_made_are_our_error() -> None:
-    class Dag:
-        def handles(self, *which: Any) -> Any:
-            raise Py4JError("lost")
-
-        collect = handles
-
-    runner = object.__new__(StepRunner)
-    runner._dag, runner._plan, runner._handles, runner.placed = Dag(), None, {}, True  # type: ignore[assignment]
-    spec: Any = type("Spec", (), {"step": 3})()
-    with pytest.raises(StepAborted, match="step 3"):
-        runner.prepare(spec, (A, B))

@@ -13,7 +13,7 @@ median of the last steps without state, since what users notice is the differenc
 
 so that short steps may become a little longer, and long ones (above `target_seconds` already) by a quarter at most.  With
 half as much more, at half of the load that a flow can take, rows waited longer from step to step.  Steps without state
-differ by as much among themselves on a busy machine, so a budget that is taken for too large shrinks by a quarter only: where
+differ by as much among themselves on a busy machine, so a budget that seems too large shrinks by a quarter only: where
 it halved, it sank to its least for no fault of the state.
 The baseline goes stale while state moves, as load changes; so one step in eight is left without state (`rests`).
 The median, because one collection of garbage in a step without state must not raise the limit for the next ones.

@@ -67,6 +67,19 @@ class Carrier:
 
         self._jobs.append(_Job(self._thread.submit(prepare), then))
 
+    def warm_up(self, spec: StepSpec) -> None:
+        """Have the processes there that work beside the steps is done in, before there is any.
+
+        Spark starts the first of them, half a second's work, while every task that wants a process waits.  At the beginning
+        of a run nobody notices that; in the middle of one, it would be the longest step of the first rescaling.
+        """
+
+        def then(done: Future[Any]) -> None:
+            if (error := done.exception()) is not None:
+                log.info("could not start the processes for work beside the steps error=%s", error)
+
+        self._jobs.append(_Job(self._thread.submit(self.asker.ask, spec, spec.layout.hosts, _nothing), then))
+
     def copy(self, standing: Standing, pairs: Iterable[Pair], since: Step | None, then: Then) -> None:
         """Make copies as of the next step, or bring them there; its result is the bytes that travelled."""
         # The flow goes on and changes the markers.
@@ -127,6 +140,10 @@ class Carrier:
         self._thread.shutdown()
         self.asker.close()
         self.copier.close()
+
+
+def _nothing(spec: StepSpec, host: HostId) -> None:
+    pass
 
 
 def coming_spec(standing: Standing, placement: Placement) -> StepSpec:

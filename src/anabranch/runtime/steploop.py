@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL = 0.02
+_LASTS = 2.0
+"""Seconds after which a run is taken for one that goes on, and gets processes for work beside the steps."""
 _SEATS_KEPT = 4096
 """Input partitions that keep their worker while they have nothing to read."""
 
@@ -219,8 +221,12 @@ class StepLoop:
 
     def _loop(self) -> None:
         steps = 0
+        warm_up_at: float | None = time.monotonic() + _LASTS
         while not self.co.must_stop(steps):
             self._poll()
+            if steps and warm_up_at is not None and time.monotonic() > warm_up_at:
+                warm_up_at = None
+                self.carrier.warm_up(self.standing.spec(Attempt(0)))
             backlog = self.planner.backlog(self.standing.progress.positions)
             if backlog or self.rescaler.wants_step:
                 try:

@@ -74,7 +74,7 @@ class Dag:
         self._partitioners: dict[int, Any] = {}
 
     def handles(self, hosts: Sequence[HostId], placed: bool) -> Any:
-        """One empty, cached partition for each worker; on its host, where `placed`."""
+        """One partition for each worker, whose content does not matter; where `placed`, cached on the worker's host."""
         jvm = self.context._jvm
         assert jvm is not None
         elements = jvm.java.util.ArrayList()
@@ -83,6 +83,8 @@ class Dag:
             elements.append(jvm.scala.Tuple2(element, self._sequence([host] if placed else [])))
         tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
         preferring = self.context._jsc.sc().makeRDD(self._sequence(elements), tag)
+        if not placed:
+            return preferring
         cached, _ = self.exchanged(preferring, Exchanging(make_handle), len(hosts))
         cached.cache()
         self.collect(cached, drain)

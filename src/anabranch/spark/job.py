@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from anabranch.spark.stage import run_stage
 log = logging.getLogger(__name__)
 _OVERLAP = 0.05
 """Seconds that a task takes which is only there so that its process is."""
+_HERE = HostId("")
 T = TypeVar("T")
 
 
@@ -46,6 +48,9 @@ class StepRunner:
         self._dag = Dag(context, [self._plan.broadcast])
         self._handles: dict[tuple[HostId, ...], Any] = {}
         """By the hosts of workers.  Replaced and never changed, since another thread may prepare some."""
+        self._processes: Counter[HostId] = Counter()
+        """How many processes there are at each place, as far as layouts needed them.  More than that would do harm: Spark
+        uses all of them in turn, and each has to have every shard's pages mapped."""
         self._changing = threading.Lock()
         self._sweeper: threading.Thread | None = None
         self._watch = HostWatch(context) if placed else NoWatch()
@@ -78,12 +83,22 @@ class StepRunner:
         return in_order(guarded(spec, lambda: self._dag.collect(self._handles_of(spec), task)))
 
     def prepare(self, spec: StepSpec, workers: tuple[HostId, ...]) -> None:
-        """Make the handles of a coming layout, on another thread than the one that runs steps.
+        """Make the handles of a coming layout, and have the processes there that it needs besides those that there are; on
+        another thread than the one that runs steps.
 
         Raises:
             AnabranchError: Spark failed the job, as it does when one of the hosts is lost.
         """
-        guarded(spec, lambda: self._dag.collect(self._make_handles(workers), _Warm(self._plan)))
+        missing = [*(self._places(workers) - self._processes).elements()]
+
+        def prepare() -> None:
+            self._make_handles(workers)
+            if missing:
+                extra = self._dag.handles(missing, self.placed)
+                self._dag.collect(extra, _Warm(self._plan))
+                extra.unpersist(False)
+
+        guarded(spec, prepare)
 
     def keep_handles(self, workers: tuple[HostId, ...]) -> None:
         """Let go of the handles of all other layouts."""
@@ -99,6 +114,8 @@ class StepRunner:
     def forget_handles(self) -> None:
         """Rebuild the handles before the next step: an attempt failed."""
         self.keep_handles(())
+        # Some may have died.
+        self._processes = Counter()
 
     def close(self) -> None:
         """Release what this runner holds in Spark; the context stays."""
@@ -131,7 +148,12 @@ class StepRunner:
             handles = self._dag.handles(workers, self.placed)
             with self._changing:
                 self._handles = {**self._handles, workers: handles}
+                self._processes |= self._places(workers)
         return handles
+
+    def _places(self, workers: tuple[HostId, ...]) -> Counter[HostId]:
+        """How many workers there are at each place; embedded, all hosts are one."""
+        return Counter(workers if self.placed else [_HERE] * len(workers))
 
     def _sweep(self, shuffles: list[Any]) -> None:
         """Free the shuffle files of a step that is over, beside the next one: Spark itself waits for a
@@ -162,7 +184,7 @@ class _Stage:
 
 
 class _Warm:
-    """Has every worker's process there, with the plan loaded, before the first step that needs it.
+    """Has a process there, with the plan loaded, before the first step that needs it.
 
     A process is forked where a task finds none that is idle, so the tasks have to overlap.
     """
