@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,8 @@ STRATEGIES = ("stop-start", "sudden", "batched", "fluid", "hot")
 UNNOTICED = ("fluid", "hot")
 """Those of which nobody should notice anything; the others are measured once, to compare."""
 COMMON_RATE = 20_000.0
-"""Rows a second that all of us take, where we are compared with others."""
+"""Rows a second that all take with any state, where sides are compared."""
+_COMMON_ROUNDS = 3
 _TIMELINE = "rescale-timeline.json"
 _TIMEOUT = 1800
 
@@ -55,6 +55,7 @@ class Suite:
     rate: float | None
     """Rows a second; None: half of what the smaller layout takes."""
     _halves: dict[int, float] = field(default_factory=dict)
+    _common: dict[tuple[str, int], list[Run]] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
     """What is drawn: `runs`, one of each strategy, and `silence`, seconds by name."""
 
@@ -81,6 +82,13 @@ class Suite:
         print(describe(found), flush=True)
         return found
 
+    def common_run(self, strategy: str, chosen: Options, keys: int, number: int) -> Run:
+        """A run at the common rate; one of this number serves all benchmarks that want one."""
+        known = self._common.setdefault((strategy, keys), [])
+        while len(known) <= number:
+            known.append(self.run(strategy, chosen, keys=keys, rate=COMMON_RATE))
+        return known[number]
+
     # The benchmarks.
 
     def latency(self, chosen: Options) -> list[Row]:
@@ -106,23 +114,22 @@ class Suite:
         return [compare("bytes moved, 2 → 4 → 3 workers of one host", moved, 0.0, "bytes", most=1)]
 
     def growth(self, chosen: Options) -> list[Row]:
-        """Each at half of what it takes: at one rate, the larger state's steady steps are the longer ones already."""
-        more = 5 * self.keys
+        """At one rate, which leaves steady steps as long with the larger state as with the smaller one, and `hot` hot."""
 
-        def longest(strategy: str, which: str, keys: int) -> float:
-            found = self.run(strategy, chosen, keys=keys, rate=self.half_load(keys, chosen))
+        def longest(strategy: str, which: str, keys: int, number: int) -> float:
+            found = self.common_run(strategy, chosen, keys, number)
             return 1000 * max(one[which] for one in found["migrations"])
 
         rows = []
         for strategy, which, name in (
             ("fluid", "longest_step", "longest step of a migration"),
-            ("hot", "longest_moving_step", "switching step"),
+            ("hot", "longest_moving_step", "longest switching step"),
         ):
-            large, small = harness.alternate(
-                partial(longest, strategy, which, more),
-                partial(longest, strategy, which, self.keys),
-                chosen.rounds,
-            )
+            found = [
+                [longest(strategy, which, keys, number) for keys in (5 * self.keys, self.keys)]
+                for number in range(min(chosen.rounds, _COMMON_ROUNDS))
+            ]
+            large, small = (median(side) for side in zip(*found, strict=True))
             rows.append(compare(f"{strategy}: {name}, 5 times the keys vs 1", large, small, "ms", most=1.3))
         return rows
 
@@ -138,9 +145,9 @@ class Suite:
         """The same rescale, 2 → 4, by others: how long nothing comes out."""
         runs: dict[str, list[Run]] = {strategy: [] for strategy in ("stop-start", *UNNOTICED)}
         seconds: dict[str, list[float]] = {}
-        for _ in range(min(chosen.rounds, 3)):
+        for number in range(min(chosen.rounds, _COMMON_ROUNDS)):
             for strategy, known in runs.items():
-                known.append(self.run(strategy, chosen, keys=self.keys, rate=COMMON_RATE))
+                known.append(self.common_run(strategy, chosen, self.keys, number))
                 seconds.setdefault(strategy, []).append(known[-1]["migrations"][0]["silent"])
             bytewax = peer("bytewax_rescale", self.keys, COMMON_RATE, timeout=_TIMEOUT)
             seconds.setdefault("Bytewax, stop and start", []).append(bytewax["seconds"])
