@@ -187,7 +187,8 @@ def test_hosts_are_emptied_and_shut_down(tmp_path: Path) -> None:
                 wait_until(lambda host=host: host not in known(job), f"{host} to be forgotten")
                 run.more_steps()
         assert run.events("fault") == []
-        assert run.events("note") == []
+        # With so few keys, one that changes may be too many for another copy.
+        assert [note for note in run.events("note") if "by fluid" not in note["text"]] == []
     check_tables(directory)
 
 

@@ -68,6 +68,43 @@ def test_grows_from_small_steps_when_the_fixed_part_dominates() -> None:
     assert min(sizes[10:]) > 75_000
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_slow_first_steps_are_not_held_against_rows_for_long(seed: int) -> None:
+    """A cluster was starting up: two steps in a row were held up, and then fifty had 100 rows each."""
+    sizer, rng = StepSizer(0.2, 10_000), random.Random(seed)
+    for seconds in (1.06, 0.66, 0.61, 0.84, 1.35):
+        sizer.observe(sizer.next_rows(), seconds, 10**9)
+    sizes = []
+    for _ in range(60):
+        sizes.append(rows := sizer.next_rows())
+        sizer.observe(rows, 0.25 + 0.15 * rng.random() + 1e-6 * rows, 10**9)
+    assert max(sizes[:20]) > 1_000
+    assert min(sizes[-20:]) > 4_000
+
+
+def test_one_step_now_and_then_tries_more_rows_and_seldom_if_they_cost_what_was_thought() -> None:
+    sizer = StepSizer(0.2, 20_000_000)
+    tried = []
+    for number in range(600):
+        rows = sizer.next_rows()
+        # What waits becomes less, so that it does not hurry.
+        sizer.observe(rows, 0.05 + 1e-6 * rows, 10**9 - number)
+        if rows > 250_000:
+            tried.append(number)
+    assert 3 <= len(tried) <= 12
+    assert tried[-1] - tried[-2] > 100
+
+
+def test_where_nothing_waits_nothing_is_tried() -> None:
+    sizer = StepSizer(0.2, 20_000_000)
+    simulate(sizer, 0.05, 1e-6, 60)
+    sizes = []
+    for _ in range(60):
+        sizes.append(sizer.next_rows())
+        sizer.observe(100_000, 0.15, 100_000)
+    assert max(sizes) < 250_000
+
+
 def test_follows_a_machine_that_becomes_slower() -> None:
     sizer = StepSizer(0.2, 20_000_000)
     simulate(sizer, 0.05, 1e-6, 60)

@@ -8,12 +8,16 @@ another program, a busy disk), and smaller steps behind it would only keep the f
 Estimates can be wrong all the same, and go stale while steps have other work to do.  So where a flow loses ground, its
 backlog growing from step to step though steps take all that they may, the next ones take more, by and by: what a
 larger step costs those who wait is less than what a growing backlog does.
+Estimates that are wrong can also agree with all that is seen: steps of 100 rows that last 0.3 s say the same of 0.3 s and no
+cost per row as of 0.15 s and 1.5 ms a row, and if the latter is believed there will be no others.  So where more rows wait
+than a step takes, one now and then *tries* twice as many; seldom, as long as that lasts as long as it should.
 Pure: it reads no clock.
 
 SIZE-1  The answer never exceeds the row limit, nor twice the largest of recent steps.
 SIZE-2  Where the fixed part alone eats the target, a step still gets as much time for rows as
         the fixed part takes: a slow machine must not starve the flow.
 SIZE-3  A flow that loses ground gets larger steps until it does not, or until they last twice the target.
+SIZE-4  A row is not taken to cost more than a whole recent step did for each of its rows.
 """
 
 from __future__ import annotations
@@ -30,6 +34,10 @@ _MOST_HASTE = 8.0
 """An overload that lasts must not be held against the flow for long afterwards."""
 _MOST = 1_000.0
 """How many times as long steps may become at once."""
+_TRY = 2.0
+_TRY_AFTER, _TRY_AFTER_MOST = 4, 256
+"""Steps from one try to the next: the fewest, after one that showed rows to be cheaper, and the most."""
+_CHEAPER = 0.8
 FIRST_ROWS = 10_000
 _LEAST = 100
 _ALWAYS = 1_000
@@ -51,10 +59,17 @@ class StepSizer:
     # How many times as many rows as the estimates say, and what was waiting when the last step began.
     _haste: float = 1.0
     _waiting: int = 0
+    # Whether more was waiting than the last step took, which did nothing besides.
+    _behind: bool = False
     # Whether the last step lasted far longer than it should have.
     _held_up: bool = False
     # No less than the fixed part, as far as that has not grown by more than a fiftieth each step.
     _shortest: float = float("inf")
+    # No less than a row costs, in the same way: seconds of a whole step for each of its rows.
+    _cheapest: float = float("inf")
+    # Steps until the next try, and how many there were between the last ones.
+    _until_try: int = _TRY_AFTER
+    _try_after: int = _TRY_AFTER
 
     def __post_init__(self) -> None:
         self._largest = self.first
@@ -68,10 +83,26 @@ class StepSizer:
             waiting: The rows that were there when it began.
             usual: Whether it did nothing besides, from which it would say little about how long rows take.
         """
+        if self._behind and usual:
+            self._judge_try(rows, seconds)
+        self._behind = usual and waiting > rows
         self._hurry(rows, seconds, waiting)
         self._largest = max(rows, 0.95 * self._largest, _ALWAYS)
         if usual:
             self._learn(rows, seconds)
+
+    @property
+    def _tries(self) -> bool:
+        return self._behind and self._until_try <= 0
+
+    def _judge_try(self, rows: int, seconds: float) -> None:
+        if not self._tries:
+            self._until_try -= 1
+            return
+        fixed, slope = self.estimate()
+        cheaper = seconds < _CHEAPER * (fixed + slope * rows)
+        self._try_after = _TRY_AFTER if cheaper else min(2 * self._try_after, _TRY_AFTER_MOST)
+        self._until_try = self._try_after
 
     def _hurry(self, rows: int, seconds: float, waiting: int) -> None:
         if waiting <= rows:
@@ -94,6 +125,8 @@ class StepSizer:
         values = (1.0, float(rows), seconds, float(rows) * rows, rows * seconds)
         self._sums = [old * _FORGET + new for old, new in zip(self._sums, values, strict=True)]
         self._shortest = min(self._shortest * 1.02, seconds)
+        if rows:
+            self._cheapest = min(self._cheapest * 1.02, seconds / rows)
         self._steps += 1
 
     def _rescale(self, factor: float) -> None:
@@ -101,6 +134,7 @@ class StepSizer:
         weight, rows, seconds, squares, products = self._sums
         self._sums = [weight, rows, factor * seconds, squares, factor * products]
         self._shortest *= factor
+        self._cheapest *= factor
 
     def estimate(self) -> tuple[float, float]:
         """(fixed seconds, seconds per row) as far as they can be told."""
@@ -112,7 +146,7 @@ class StepSizer:
         if spread <= 1e-6 * weight * squares:
             # Half and half: right where a step lasts as long as it should, and a longer try where it does not.
             return 0.5 * seconds / weight, 0.5 * mean
-        slope = min(max((weight * products - rows * seconds) / spread, 0.1 * mean), mean)
+        slope = min(max((weight * products - rows * seconds) / spread, 0.1 * mean), mean, self._cheapest)
         fixed = max(0.0, (seconds - slope * rows) / weight)
         return min(fixed, self._shortest), slope
 
@@ -123,5 +157,6 @@ class StepSizer:
             return min(self.first, self.max_rows)
         for_rows = max(self.target - fixed, fixed, 0.1 * self.target)
         sway = 1 + _SWAY if self._steps % 2 else 1 - _SWAY
-        wanted = min(self._haste * sway * for_rows / slope, 2 * self._largest, self.max_rows)
+        more = max(self._haste, _TRY) if self._tries else self._haste
+        wanted = min(more * sway * for_rows / slope, 2 * self._largest, self.max_rows)
         return min(max(int(wanted), _LEAST), self.max_rows)
