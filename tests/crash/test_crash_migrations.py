@@ -231,8 +231,12 @@ class Play:
         return 2 if change.cancelled or self.point == "move.sent" else 6
 
     def arm(self, passages: int) -> None:
+        # All at once: steps go on, and whoever passed while the first file is the only one would take it for the last.
+        filled = self.root / "armed"
+        filled.mkdir()
         for passage in range(passages):
-            (self.left / str(passage)).touch()
+            (filled / str(passage)).touch()
+        filled.rename(self.left)
 
     @property
     def fired(self) -> bool:
