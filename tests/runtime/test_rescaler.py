@@ -149,6 +149,8 @@ def test_one_that_waited_fails_when_it_cannot_be_had_any_more(bench: Bench) -> N
     while (shown := bench.poll())["id"] == first["id"]:
         bench.step()
     assert (shown["id"], shown["state"]) == (second["id"], "failed")
+    # What was wished for, though the layout stays.
+    assert (shown["from"]["workers"], shown["to"]["workers"], shown["to"]["hosts"]) == (4, 3, [A, B, C])
     assert [(one["id"], one["state"]) for one in bench.rescaler.ended] == [(first["id"], "done")]
 
 

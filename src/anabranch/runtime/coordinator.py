@@ -31,10 +31,6 @@ from anabranch.storage import environment
 
 log = logging.getLogger(__name__)
 
-_POLL = 0.02
-_SEATS_KEPT = 4096
-"""Input partitions that keep their worker while they have nothing to read."""
-
 
 class Coordinator:
     """Runs one flow in one job directory until it is stopped, idle, or fails."""

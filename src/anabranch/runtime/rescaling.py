@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch.errors import ConfigError
 from anabranch.model.ids import HostId, Step
@@ -34,6 +34,15 @@ log = logging.getLogger(__name__)
 
 _STEPS_REMEMBERED = 50
 _ENDED_KEPT = 8
+
+
+class Waiting(NamedTuple):
+    """A wish behind the rescaling under way."""
+
+    number: int
+    request: RescaleRequest
+    target: Layout
+    """Where it was to lead when it was asked for.  It is judged anew when its turn comes."""
 
 
 class Rescaler:
@@ -55,8 +64,7 @@ class Rescaler:
         self.scales = Scales()
         self.migrator = Migrator(settings, jobdir, carrier, self.scales, note)
         self.current: Rescaling | None = None
-        self.queue: deque[tuple[int, RescaleRequest]] = deque()
-        """What waits, each with its number."""
+        self.queue: deque[Waiting] = deque()
         self.ended: deque[dict[str, Any]] = deque(maxlen=_ENDED_KEPT)
         """Accounts of the last ones that are over."""
         self._emptied: set[HostId] = set()
@@ -77,7 +85,7 @@ class Rescaler:
             before = self.current.target
             after = self._target(request, before)
             self._number += 1
-            self.queue.append((self._number, request))
+            self.queue.append(Waiting(self._number, request, after))
             waiting = Rescaling(
                 self._number, request.strategy, request.strategy, before, after, request.budget
             )
@@ -164,7 +172,7 @@ class Rescaler:
                 self.current = None
                 hosts = tuple(dict.fromkeys(current.target.workers))
                 again = RescaleRequest(len(current.target.workers), hosts, current.asked, current.budget)
-                self.queue.appendleft((current.number, again))
+                self.queue.appendleft(Waiting(current.number, again, current.target))
 
     # What the step loop asks and tells.
 
@@ -174,20 +182,21 @@ class Rescaler:
         if self.current is not None and not self.current.over:
             self.migrator.poll(self.current, standing)
         if not self.active and self.queue:
-            number, request = self.queue.popleft()
+            waiting = self.queue.popleft()
             try:
-                self._begin(number, request, standing)
+                self._begin(waiting.number, waiting.request, standing)
             except ConfigError as error:
                 self.note(f"a rescaling that waited cannot be had: {error}")
-                self._refused(number, request, standing.layout, error)
+                self._refused(waiting, standing.layout, error)
         if not self.active:
             standing.hold_undo_from = None
 
-    def _refused(self, number: int, request: RescaleRequest, now: Layout, error: ConfigError) -> None:
+    def _refused(self, waiting: Waiting, now: Layout, error: ConfigError) -> None:
         """Give an account of a rescaling that waited in vain: whoever asked for it has long been told that it will be."""
         if self.current is not None:
             self.ended.append(self.current.to_json())
-        self.current = Rescaling(number, request.strategy, request.strategy, now, now, request.budget)
+        number, request, target = waiting
+        self.current = Rescaling(number, request.strategy, request.strategy, now, target, request.budget)
         self.current.end("failed", str(error))
 
     def stop_start(self) -> tuple[Layout, dict[str, Any]] | None:
@@ -233,5 +242,5 @@ class Rescaler:
         return {
             "migration": None if self.current is None else self.current.to_json(),
             "rescaled": list(self.ended),
-            "queued": [number for number, _ in self.queue],
+            "queued": [waiting.number for waiting in self.queue],
         }
