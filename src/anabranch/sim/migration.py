@@ -19,7 +19,6 @@ has what the committed steps make of it.  Where the migration is over, nothing e
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +31,7 @@ from anabranch.sim.attempts import Attempts
 from anabranch.sim.beside import Beside
 from anabranch.sim.copies import Fence, Refused, Store, Tasks
 from anabranch.sim.explore import Action
+from anabranch.sim.machines import Machines
 from anabranch.sim.scene import Case, Copying, Garbage, Place, Plan, Reading, Run, Scene, State
 
 
@@ -42,6 +42,7 @@ class Rescaling:
         self._case = case
         self._machine = machine
         self._scene = Scene(case)
+        self._machines = Machines()
         self._attempts = Attempts(case, self._scene, tasks or Tasks(), self.routed)
         self._beside = Beside(case, self._scene, tasks or Tasks())
 
@@ -205,7 +206,7 @@ class Rescaling:
             if not state.idle:
                 return None
             state = state._replace(idle=state.idle - 1)
-        cancelled = self._scene.machine(state.machine).cancelled
+        cancelled = self._machines[state.machine].cancelled
         plan = Plan(answer.pieces, placement, after, cancelled, state.markers)
         fence = Fence(state.epoch, state.committed, state.attempt)
         state = state._replace(
@@ -280,7 +281,7 @@ class Rescaling:
         machine = self._machine(
             self._case.settings, moves, resumed, Step(state.committed), backwards, state.cancelled
         )
-        return state._replace(machine=self._scene.number_machine(machine))
+        return state._replace(machine=self._machines.number(machine))
 
     def _prepare(self, state: State) -> State:
         swept = state._replace(prepared=True, stores=self.swept(state))
@@ -306,9 +307,9 @@ class Rescaling:
     def _trim(self, state: State) -> State:
         """Undo that nobody needs any more is forgotten at once, which the real store may do."""
         needed = [state.committed]
-        machine: Migration = self._scene.machine(state.machine)
-        if machine.copied is not None:
-            needed.append(machine.copied)
+        copied = self._machines[state.machine].copied
+        if copied is not None:
+            needed.append(copied)
         if state.copying is not None:
             needed.append(state.copying.fence.step)
         if state.reading is not None:
@@ -332,7 +333,7 @@ class Rescaling:
                 return state._replace(copying=Copying(fence, since, shards))
             case mig.DropSources(shards):
                 left = dict(state.left)
-                sources = {move.shard: move.source for move in self._scene.machine(state.machine).moves}
+                sources = {move.shard: move.source for move in self._machines[state.machine].moves}
                 # Of what was done before a crash only this is known; it was swept already.
                 swept = {
                     shard: ((placement.layout.workers[worker], int(shard)), placement.incarnations[shard] - 1)
@@ -340,7 +341,7 @@ class Rescaling:
                 }
                 return _to_drop(state, [left.get(shard, swept[shard]) for shard in shards])
             case mig.DropCopies(shards):
-                targets = {move.shard: move.target for move in self._scene.machine(state.machine).moves}
+                targets = {move.shard: move.target for move in self._machines[state.machine].moves}
                 copies = [
                     (
                         (placement.layout.workers[targets[shard]], int(shard)),
@@ -354,14 +355,8 @@ class Rescaling:
         raise AssertionError(command)
 
     def _handle(self, state: State, event: mig.Event) -> tuple[State, list[Any]]:
-        machine = copy.copy(self._scene.machine(state.machine))
-        commands: list[Any] = []
-        try:
-            commands = machine.handle(event)
-            machine.validate()
-        except (AssertionError, EngineError) as broken:
-            state = state._replace(wrong=f"{broken} after {event}")
-        return state._replace(machine=self._scene.number_machine(machine)), commands
+        machine, commands, wrong = self._machines.told(state.machine, event)
+        return state._replace(machine=machine, wrong=wrong or state.wrong), commands
 
 
 def _to_drop(state: State, garbage: list[Garbage]) -> State:

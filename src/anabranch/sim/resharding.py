@@ -11,11 +11,9 @@ over, nothing is left but the shards of before or of after.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
-from anabranch.errors import EngineError
 from anabranch.model.ids import HostId, LayoutVersion, ShardId, Step, WorkerId
 from anabranch.model.layout import Layout
 from anabranch.model.placement import Copy, Placement, overlaps, resharded
@@ -24,6 +22,7 @@ from anabranch.protocol import migration as mig
 from anabranch.protocol.migration import Migration, Move, Settings, Strategy
 from anabranch.sim.copies import Arrival, Cargo, Fence, FencedOff, Refused, Store, Tasks, touched, truth
 from anabranch.sim.explore import Action
+from anabranch.sim.machines import Machines
 from anabranch.sim.scene import FIRST, Copying, Reading
 from anabranch.sim.splitting import (
     Case,
@@ -46,8 +45,7 @@ class Resharding:
         self._case = case
         self._machine = machine
         self._tasks = tasks or Tasks()
-        self._numbers: dict[Any, int] = {}
-        self._machines: list[Migration] = []
+        self._machines = Machines()
         owners = (WorkerId(0),) * case.before
         layout = Layout(LayoutVersion(0), owners, (HostId("h"),))
         self._before = Placement(layout, (1,) * case.before)
@@ -327,7 +325,7 @@ class Resharding:
             low, end = hash_range(one.shard, one.of)
             moves.append(Move(one.shard, low, end, WorkerId(0), one.worker, self._case.keys))
         machine = self._machine(self.settings(), moves, None, Step(state.committed))
-        return state._replace(machine=self._number(machine), prepared=False)
+        return state._replace(machine=self._machines.number(machine), prepared=False)
 
     # --- beside the steps
 
@@ -432,23 +430,8 @@ class Resharding:
         raise AssertionError(command)
 
     def _handle(self, state: State, event: mig.Event) -> tuple[State, list[Any]]:
-        machine = copy.copy(self._machines[state.machine])
-        commands: list[Any] = []
-        try:
-            commands = machine.handle(event)
-            machine.validate()
-        except (AssertionError, EngineError) as broken:
-            state = state._replace(wrong=f"{broken} after {event}")
-        return state._replace(machine=self._number(machine)), commands
-
-    def _number(self, machine: Migration) -> int:
-        key = tuple(
-            sorted((k, tuple(v.items()) if isinstance(v, dict) else v) for k, v in vars(machine).items())
-        )
-        if key not in self._numbers:
-            self._numbers[key] = len(self._machines)
-            self._machines.append(machine)
-        return self._numbers[key]
+        machine, commands, wrong = self._machines.told(state.machine, event)
+        return state._replace(machine=machine, wrong=wrong or state.wrong), commands
 
     # --- small things
 

@@ -1,7 +1,7 @@
 """What the model of a migration is made of: its cases, its states, and where keys lie in them.
 
-States are values that are hashed and compared often.  Machines, placements and plans are not, so a `Scene` gives
-each of them a number, and equal ones the same.
+States are values that are hashed and compared often.  Placements and plans are not, so a `Scene` gives each of them a
+number, and equal ones the same; `sim.machines` does so for machines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from anabranch.model.ids import HostId, LayoutVersion, ShardId, WorkerId
 from anabranch.model.layout import Layout
 from anabranch.model.placement import Copy, Placement
 from anabranch.model.ranges import hash_range
-from anabranch.protocol.migration import Migration, Piece, Settings, Strategy
+from anabranch.protocol.migration import Piece, Settings, Strategy
 from anabranch.sim.copies import Cargo, Fence, Refused, Store, truth
 
 FIRST = 2
@@ -95,7 +95,7 @@ Garbage = tuple[Place, int]
 
 
 class State(NamedTuple):
-    """Numbers stand for machines, placements and plans that `Rescaling` has interned: hashing stays cheap."""
+    """Numbers stand for machines, placements and plans: hashing stays cheap."""
 
     machine: int
     prepared: bool
@@ -240,10 +240,6 @@ class Scene:
         plan: Plan = self._values[number]
         return plan
 
-    def machine(self, number: int) -> Migration:
-        machine: Migration = self._values[number]
-        return machine
-
     def _intern(self, key: Any, value: Any) -> int:
         number = self._numbers.get(key)
         if number is None:
@@ -258,7 +254,3 @@ class Scene:
     def number_plan(self, plan: Plan) -> int:
         before, after = self.number_placement(plan.before), self.number_placement(plan.after)
         return self._intern((plan.pieces, before, after, plan.cancelled, plan.markers), plan)
-
-    def number_machine(self, machine: Migration) -> int:
-        state = ((k, tuple(v.items()) if isinstance(v, dict) else v) for k, v in vars(machine).items())
-        return self._intern((type(machine), *sorted(state)), machine)
