@@ -23,6 +23,22 @@ from anabranch.runtime.targets import (
 )
 
 FIXED = FixedSharding(8)
+BAD_NAMES = [
+    "",
+    ".",
+    "..",
+    "./host-0",
+    "../evil",
+    "/proc/nope",
+    "a/b",
+    "a\\b",
+    "a\0",
+    "a b",
+    "a\n",
+    "é",
+    "x" * 201,
+]
+"""Of directories: a logical host has one of its name."""
 
 
 def hosts(count: int) -> list[HostId]:
@@ -45,10 +61,12 @@ def ask(**body: Any) -> RescaleRequest:
         ({"workers": True}, "--workers True"),
         ({"workers": "4"}, "--workers 4: must be a whole number"),
         ({"hosts": 0}, "--hosts 0"),
+        ({"hosts": 1025}, "--hosts 1025: must be a number from 1 to 1024"),
         ({"hosts": [7]}, "--hosts"),
+        *(({"hosts": ["a", name]}, "a name of 1 to 200 letters") for name in BAD_NAMES),
         ({"workers": 2, "strategy": "slow"}, "--strategy slow: there are auto, stop-start, sudden"),
         ({"workers": 2, "budget": 5}, "at least 1024 bytes"),
-        ({"workers": 2, "budget": 5000, "strategy": "hot"}, "only fluid has one"),
+        ({"workers": 2, "budget": 5000, "strategy": "sudden"}, "only fluid and hot have one, not sudden"),
         ({"workers": 2, "remove_hosts": "h"}, "--remove-host"),
         ({"wrokers": 2}, "a rescaling has no wrokers"),
     ],
@@ -73,8 +91,25 @@ def test_on_a_cluster_a_host_that_joined_is_used_and_one_that_was_emptied_is_not
     assert set(target_layout(ask(workers=3), now(2, 2), FIXED, alive).workers) == set(alive)
     left = target_layout(ask(workers=3), now(2, 2), FIXED, alive, emptied={HostId("host-2")})
     assert set(left.workers) == set(hosts(2))
+    with pytest.raises(
+        ConfigError, match="--hosts 3: there are host-0, host-1; host-2 was emptied, and is used by name"
+    ):
+        target_layout(ask(hosts=3), now(2, 2), FIXED, alive, emptied={HostId("host-2")})
     named = target_layout(ask(hosts=["host-2"]), now(2, 2), FIXED, alive, emptied={HostId("host-2")})
     assert set(named.workers) == {"host-2"}
+
+
+def test_a_number_of_logical_hosts_leaves_out_those_that_were_emptied() -> None:
+    layout = target_layout(ask(hosts=3), now(2, 1), FIXED, None, emptied={HostId("host-1")})
+    assert set(layout.workers) == {"host-0", "host-2", "host-3"}
+    removed = target_layout(ask(hosts=2, remove_hosts=["host-0"]), now(2, 2), FIXED, None)
+    assert set(removed.workers) == {"host-1", "host-2"}
+
+
+def test_the_most_workers_are_so_however_they_are_asked_for() -> None:
+    with pytest.raises(ConfigError, match="1025 workers: a job has 1 to 1024"):
+        target_layout(ask(hosts=hosts(1025)), now(2, 1), DynamicSharding(), None)
+    assert len(target_layout(ask(hosts=1024), now(2, 1), DynamicSharding(), None).workers) == 1024
 
 
 @pytest.mark.parametrize(
@@ -82,7 +117,8 @@ def test_on_a_cluster_a_host_that_joined_is_used_and_one_that_was_emptied_is_not
     [
         ({"workers": 9}, "the job has 8 shards"),
         ({"hosts": 3, "workers": 2}, "each of the 3 hosts needs a worker"),
-        ({"hosts": 5}, "the cluster has 3 hosts"),
+        ({"hosts": 5}, "--hosts 5: there are host-0, host-1, host-2"),
+        ({"hosts": 3, "remove_hosts": ["host-2"]}, "--hosts 3: there are host-0, host-1"),
         ({"hosts": ["mars"]}, "mars has no executor; there are host-0, host-1, host-2"),
         ({"remove_hosts": ["mars"]}, "there is no such host"),
         ({"remove_hosts": ["host-0", "host-1", "host-2"]}, "no host would be left"),
@@ -109,6 +145,8 @@ def test_auto() -> None:
     assert choose("auto", 1000) == "sudden"
     assert choose("auto", 1 << 30) == "fluid"
     assert choose("hot", 1) == "hot"
+    # Whoever gives a budget wants it kept.
+    assert choose("auto", 1000, 4096) == "fluid"
 
 
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 3), st.sampled_from([4, 8, 16, 32])).filter(

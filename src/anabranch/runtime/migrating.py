@@ -273,7 +273,7 @@ class Migrator:
         else:
             left = journeys(placement, sizes)
             current.bytes_total = current.bytes_moved + sum(_left(move, left.cursors) for move in left.moves)
-            current.strategy = choose(current.asked, current.bytes_total)
+            current.strategy = choose(current.asked, current.bytes_total, current.budget)
             strategy = machine.Strategy(current.strategy)
         settings = machine.Settings(
             strategy,

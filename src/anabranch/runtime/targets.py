@@ -5,6 +5,7 @@ Must not know: when anything moves.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,8 +32,11 @@ from anabranch.spark.spec import Moving
 STOP_START = "stop-start"
 AUTO = "auto"
 STRATEGIES = (AUTO, STOP_START, *(str(strategy) for strategy in Strategy))
+MOST_WORKERS = 1024
 _SMALL = 1 << 20
 """Bytes that one step moves and nobody notices."""
+_HOST = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:\-\[\]]{1,200}")
+"""A host's name or address.  Embedded, its state has a directory of that name, which must not be another's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +61,25 @@ class RescaleRequest:
             raise ConfigError(f"a rescaling has no {', '.join(unknown)}")
         workers, hosts, budget = body.get("workers"), body.get("hosts"), body.get("budget")
         strategy, remove = body.get("strategy") or AUTO, body.get("remove_hosts") or []
-        if workers is not None and not (_whole(workers) and 1 <= workers <= 1024):
-            raise ConfigError(f"--workers {workers}: must be a whole number from 1 to 1024")
+        if workers is not None and not (_whole(workers) and 1 <= workers <= MOST_WORKERS):
+            raise ConfigError(f"--workers {workers}: must be a whole number from 1 to {MOST_WORKERS}")
         if isinstance(hosts, list) and hosts and all(isinstance(host, str) for host in hosts):
             hosts = tuple(HostId(host) for host in hosts)
-        elif hosts is not None and not (_whole(hosts) and hosts >= 1):
-            raise ConfigError(f"--hosts {hosts}: must be a number of at least 1, or names of hosts")
+        elif hosts is not None and not (_whole(hosts) and 1 <= hosts <= MOST_WORKERS):
+            raise ConfigError(
+                f"--hosts {hosts}: must be a number from 1 to {MOST_WORKERS}, or names of hosts"
+            )
+        for name in hosts if isinstance(hosts, tuple) else ():
+            if not _HOST.fullmatch(name):
+                raise ConfigError(
+                    f"--hosts {name!r}: a host has a name of 1 to 200 letters, digits and . _ - : [ ]"
+                )
         if strategy not in STRATEGIES:
             raise ConfigError(f"--strategy {strategy}: there are {', '.join(STRATEGIES)}")
         if budget is not None and not (_whole(budget) and budget >= 1024):
             raise ConfigError(f"--budget {budget}: must be at least 1024 bytes a step")
-        if budget is not None and strategy not in (AUTO, Strategy.FLUID):
-            raise ConfigError(f"--budget: only fluid has one, not {strategy}")
+        if budget is not None and strategy not in (AUTO, Strategy.FLUID, Strategy.HOT):
+            raise ConfigError(f"--budget: only fluid and hot have one, not {strategy}")
         if workers is None and hosts is None and not remove:
             raise ConfigError("say what is to change: --workers, --hosts or --remove-host")
         if not (isinstance(remove, list) and all(isinstance(host, str) for host in remove)):
@@ -101,6 +112,8 @@ def target_layout(
     """
     hosts = _hosts(request, now, alive, emptied)
     workers = request.workers or max(len(now.workers), len(hosts))
+    if workers > MOST_WORKERS:
+        raise ConfigError(f"{workers} workers: a job has 1 to {MOST_WORKERS}")
     shards = sharding.shards_after(len(now.shards), workers)
     if workers > shards:
         raise ConfigError(f"--workers {workers}: the job has {shards} shards, so at most as many workers")
@@ -116,12 +129,18 @@ def _hosts(
 ) -> list[HostId]:
     known = list(now.hosts if alive is None else alive)
     if isinstance(request.hosts, int):
-        if alive is not None and request.hosts > len(alive):
-            raise ConfigError(f"--hosts {request.hosts}: the cluster has {len(alive)} hosts with executors")
+        left_out = {*request.remove_hosts, *(host for host in emptied if host not in now.hosts)}
         # Those in use come first, so that as little as possible moves.
-        spare = logical_hosts(request.hosts + len(now.hosts)) if alive is None else known
-        hosts = list(dict.fromkeys([*(host for host in now.hosts if host in known), *spare]))
-        hosts = [host for host in hosts if host not in request.remove_hosts][: request.hosts]
+        spare = known if alive is not None else logical_hosts(request.hosts + len(left_out))
+        found = dict.fromkeys([*(host for host in now.hosts if host in known), *spare])
+        hosts = [host for host in found if host not in left_out]
+        if len(hosts) < request.hosts:
+            unused = ", ".join(sorted(left_out.intersection(known) - {*request.remove_hosts}))
+            raise ConfigError(
+                f"--hosts {request.hosts}: there are {', '.join(hosts) or 'none'}"
+                + (f"; {unused} was emptied, and is used by name" if unused else "")
+            )
+        hosts = hosts[: request.hosts]
     elif request.hosts is not None:
         hosts = list(dict.fromkeys(request.hosts))
         if alive is not None and (missing := sorted(set(hosts) - set(alive))):
@@ -145,11 +164,11 @@ def _fullest(hosts: Sequence[HostId], now: Layout, count: int) -> list[HostId]:
     return sorted(hosts, key=lambda host: (-len(now.workers_of(host)), hosts.index(host)))[:count]
 
 
-def choose(asked: str, moving_bytes: int) -> str:
-    """What `auto` means: at once where nobody would notice, else `fluid`."""
+def choose(asked: str, moving_bytes: int, budget: int | None = None) -> str:
+    """What `auto` means: at once where nobody would notice, else `fluid`; which also is what keeps to a budget."""
     if asked != AUTO:
         return asked
-    return Strategy.SUDDEN if moving_bytes <= _SMALL else Strategy.FLUID
+    return Strategy.SUDDEN if moving_bytes <= _SMALL and budget is None else Strategy.FLUID
 
 
 def goal_of(intent: Intent) -> Layout:
