@@ -30,6 +30,7 @@ from anabranch.protocol.migration import (
     StepAsked,
     StepCommitted,
     Strategy,
+    Weighed,
 )
 
 SUDDEN = Settings(Strategy.SUDDEN)
@@ -165,6 +166,32 @@ def test_sizes_are_those_of_the_weighing() -> None:
     driver = Driver(Migration(FLUID, [move(0)]))
     driver.tell(Prepared({ShardId(0): 40}))
     assert driver.run() == [[(0, 0, 100)]]
+
+
+def test_sizes_are_those_of_the_last_weighing() -> None:
+    driver = prepared(FLUID, [move(0, size=0), move(1, size=0), move(2, size=0)])
+    driver.tell(Weighed({ShardId(0): 40, ShardId(1): 100, ShardId(2): 20}))
+    assert [(p.shard, p.low, p.end) for p in driver.ask()] == [(0, 0, 100)]
+    # Not of pieces that are under way: the next attempt has the same.
+    driver.tell(Weighed({ShardId(0): 1000}))
+    driver.commit(moved=40)
+    assert driver.machine.progress.bytes_left == 120
+    driver.tell(Weighed({ShardId(1): 80}))
+    assert [(p.shard, p.low, p.end) for p in driver.ask()] == [(1, 100, 150)]
+
+
+def test_shards_that_must_come_back_are_not_where_they_shall_be() -> None:
+    driver = prepared(Settings(Strategy.BATCHED, batch=1), [move(0), move(1)])
+    driver.ask()
+    driver.commit()
+    assert (driver.machine.progress.shards_moved, driver.machine.progress.bytes_left) == (1, 100)
+    driver.tell(CancelAsked())
+    assert (driver.machine.progress.shards_moved, driver.machine.progress.bytes_left) == (1, 100)
+    driver.tell(Dropped(shards(0)))
+    assert (driver.machine.progress.shards_moved, driver.machine.progress.bytes_left) == (1, 100)
+    driver.ask()
+    driver.commit()
+    assert (driver.machine.progress.shards_moved, driver.machine.progress.bytes_left) == (2, 0)
 
 
 def test_hot_copies_until_little_is_left_and_then_switches() -> None:

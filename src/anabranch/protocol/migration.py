@@ -80,6 +80,7 @@ from anabranch.protocol.orders import (
     StepAsked,
     StepCommitted,
     Strategy,
+    Weighed,
 )
 from anabranch.protocol.pieces import Drop, Move, Piece, Track, by_giver, choose, choose_whole, side_by_side
 
@@ -106,6 +107,7 @@ __all__ = [
     "StepAsked",
     "StepCommitted",
     "Strategy",
+    "Weighed",
 ]
 
 _START = Step(0)
@@ -218,8 +220,8 @@ class Migration:
         tracks = self._tracks.values()
         return Progress(
             len(tracks),
-            sum(track.whole for track in tracks),
-            sum(track.estimate(track.left) for track in tracks),
+            sum(track.whole and not track.turns for track in tracks),
+            sum(track.estimate(track.hashes if track.turns else track.left) for track in tracks),
             self._moved_bytes,
         )
 
@@ -227,7 +229,10 @@ class Migration:
         commands: list[Command] = []
         match event:
             case Prepared(sizes) if self.phase is Phase.PREPARING:
-                self._prepared(sizes)
+                self._weighed(sizes)
+                self.phase = Phase.MOVING
+            case Weighed(sizes) if self._under_way is None:
+                self._weighed(sizes)
             case StepAsked(step, held):
                 return [self._ask(step, held)]
             case StepCommitted(step, seconds, moved_bytes):
@@ -282,12 +287,11 @@ class Migration:
 
     # --- events
 
-    def _prepared(self, sizes: Mapping[ShardId, int]) -> None:
+    def _weighed(self, sizes: Mapping[ShardId, int]) -> None:
         self._tracks = {
             shard: replace(track, move=replace(track.move, size=sizes.get(shard, track.move.size)))
             for shard, track in self._tracks.items()
         }
-        self.phase = Phase.MOVING
 
     def _ask(self, step: Step, held: Collection[ShardId]) -> MoveInStep:
         again = self._under_way

@@ -69,6 +69,13 @@ class StepCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Weighed:
+    """What shards have now, in bytes; between two steps, since state grows while it moves."""
+
+    sizes: Mapping[ShardId, int]
+
+
+@dataclass(frozen=True, slots=True)
 class StepAborted:
     """Nothing of the step happened.  It is asked for again before its next attempt, and gets the same pieces."""
 
@@ -100,7 +107,17 @@ class Dropped:
     shards: Collection[ShardId]
 
 
-Event = Prepared | StepAsked | StepCommitted | StepAborted | CopyDone | CopyFailed | CancelAsked | Dropped
+Event = (
+    Prepared
+    | StepAsked
+    | StepCommitted
+    | Weighed
+    | StepAborted
+    | CopyDone
+    | CopyFailed
+    | CancelAsked
+    | Dropped
+)
 
 
 # Commands

@@ -79,7 +79,7 @@ class Migrator:
         self.carrier.prepare(
             coming_spec(standing, placement),
             current.target.workers,
-            partial(self._prepared, current, placement, standing),
+            partial(self._prepared, current, placement, standing, standing.progress.next_step),
         )
 
     def next_leg(self, current: Rescaling, standing: Standing) -> None:
@@ -173,6 +173,8 @@ class Migrator:
             current.bytes_moved += 0 if current.shards else size
             step = Step(standing.progress.next_step - 1)
             self._tell(current, machine.StepCommitted(step, seconds, size), standing)
+            if current.shards is None and self.scales.weighed_at > step:
+                self._tell(current, machine.Weighed(self.scales.sizes), standing)
             self._show(current)
 
     def aborted(self, current: Rescaling, step: Step) -> None:
@@ -250,10 +252,10 @@ class Migrator:
     # What was done beside the steps.
 
     def _prepared(
-        self, current: Rescaling, placement: Placement, standing: Standing, future: Future[Any]
+        self, current: Rescaling, placement: Placement, standing: Standing, at: Step, future: Future[Any]
     ) -> None:
         try:
-            self.scales.take(future.result(), standing)
+            self.scales.take(future.result(), standing, at)
         except AnabranchError as error:
             self._unprepared(current, standing, error)
             return
@@ -350,6 +352,9 @@ class Migrator:
         if not current.over and current.machine is not None:
             phase = current.machine.phase
             current.state = "dropping" if phase is machine.Phase.DONE else phase.value
+            if current.shards is None and current.machine.strategy is not machine.Strategy.HOT:
+                # Not by hot: what was copied is still to be switched to, and would count twice.
+                current.bytes_total = current.bytes_moved + current.machine.progress.bytes_left
 
 
 def _left(move: machine.Move, cursors: Mapping[ShardId, int]) -> int:

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _STEPS_REMEMBERED = 50
 _ENDED_KEPT = 8
+_WEIGHED_EVERY = 4
+"""Steps of a rescaling from one weighing to the next, which takes a millisecond or two of each worker's."""
 
 
 class Waiting(NamedTuple):
@@ -231,6 +233,9 @@ class Rescaler:
             self._usual.append(seconds)
         else:
             self.migrator.committed(self.current, standing, seconds, reports)
+            # State grows while it moves, and what is weighed before it is prepared may be long ago when it begins.
+            age = standing.progress.next_step - self.scales.weighed_at
+            self.scales.wanted |= age >= _WEIGHED_EVERY or self.current.state == "preparing"
 
     def aborted(self, step: Step) -> None:
         """The step was given up; a recovery follows."""

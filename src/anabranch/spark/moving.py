@@ -18,12 +18,12 @@ from anabranch.model.ids import HostId, ShardId, Step, WorkerId
 from anabranch.model.placement import Copy
 from anabranch.spark.blob import Blob, Packed
 from anabranch.spark.pools import write_files
-from anabranch.spark.shards import copy_path, host_dir, identity, region_tables, state_root
+from anabranch.spark.shards import copy_path, host_dir, identity, region_tables, state_root, weigh_each
 from anabranch.spark.spec import StepSpec
 from anabranch.state.identity import Fence
 from anabranch.state.removal import drop_shard
 from anabranch.state.store import ShardStore
-from anabranch.state.transfer import Cargo, collect, weigh
+from anabranch.state.transfer import Cargo, collect
 
 STATE = -1
 """The channel of moving state; rows have channels from 0 on."""
@@ -81,10 +81,12 @@ def arrived_state(blobs: Iterable[Blob]) -> list[Cargo]:
 def prepare_host(spec: StepSpec, host: HostId) -> dict[ShardId, int]:
     """Make a host ready to hold shards; returns the bytes of the copies that it has, by slot."""
     (state_root(spec) / host).mkdir(parents=True, exist_ok=True)
-    return {
-        copy.slot: weigh(ShardStore.open(copy_path(spec, copy), identity(spec, copy)))
-        for copy in spec.placement.copies_at(host)
-    }
+    return weigh_host(spec, host)
+
+
+def weigh_host(spec: StepSpec, host: HostId) -> dict[ShardId, int]:
+    """The bytes of the copies that a host has, by slot."""
+    return weigh_each(spec, spec.placement.copies_at(host))
 
 
 def drop_copies(spec: StepSpec, host: HostId, copies: Sequence[Copy]) -> int:

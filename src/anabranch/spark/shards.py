@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -187,9 +187,14 @@ def _make_empty(plan: Plan, spec: StepSpec, worker: WorkerId) -> None:
 
 def weigh_copies(spec: StepSpec, worker: WorkerId) -> dict[ShardId, int]:
     """The bytes of state in each of the worker's copies, by slot."""
+    return weigh_each(spec, spec.placement.copies_of(worker))
+
+
+def weigh_each(spec: StepSpec, copies: Iterable[Copy]) -> dict[ShardId, int]:
+    """The bytes of state in copies, by slot; without what has left them."""
     return {
-        copy.slot: weigh(ShardStore.open(copy_path(spec, copy), identity(spec, copy)))
-        for copy in spec.placement.copies_of(worker)
+        copy.slot: weigh(ShardStore.open(copy_path(spec, copy), identity(spec, copy)), (copy.low, copy.end))
+        for copy in copies
     }
 
 
