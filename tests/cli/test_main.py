@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -289,3 +290,22 @@ def test_output(job: JobDir, capsys: Capture) -> None:
 def test_verbose_shows_the_trace(tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture) -> None:
     assert main(["--verbose", "status", str(tmp_path)]) == 1
     assert "Traceback" in caplog.text
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    flow = tmp_path / "flow.py"
+    flow.write_text(
+        "import anabranch as ab\nflow = ab.Flow('f')\nflow.input('i', ab.iterable([], schema={'größer': str})).output('o')\n"
+    )
+    command = [sys.executable, "-m", "anabranch.cli.main", "plan", str(flow)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "anabranch: the output cannot be written: No space left on device\n",
+    )
+    ascii_only = subprocess.run(
+        command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False
+    )
+    assert (ascii_only.returncode, ascii_only.stderr) == (0, "")
+    assert "gr??er" in ascii_only.stdout

@@ -24,7 +24,7 @@ from anabranch.errors import ConfigError, EngineError, JobDirError, UserError
 from anabranch.flow.plan import make_plan
 from anabranch.model.ids import HostId, Incarnation, LayoutVersion, ShardId, Step, WorkerId
 from anabranch.model.layout import Layout
-from anabranch.model.placement import Cut, Placement
+from anabranch.model.placement import Cut, Intent, Placement
 from anabranch.model.ranges import hash_range
 from anabranch.runtime.control import ControlServer
 from anabranch.runtime.jobdir import JobDir
@@ -40,6 +40,7 @@ def account(**changes: Any) -> Json:
         "state": "moving",
         "strategy": "fluid",
         "asked": "auto",
+        "cancelled": False,
         "from": {"workers": 2, "hosts": ["host-0"], "shards": 32, "layout": 3},
         "to": {"workers": 4, "hosts": ["host-0", "host-1"], "shards": 32, "layout": 4},
         "resharding": None,
@@ -193,7 +194,7 @@ def test_one_that_is_queued_waits_for_its_own(job: JobDir, capsys: Capture) -> N
 
 def test_one_that_is_taken_out_of_the_queue(job: JobDir) -> None:
     script = Script(account(id=6), account(id=6), first=account(state="queued"))
-    script.status["queued"] = [7, 8]
+    script.status["queued"] = [account(state="queued"), account(id=8, state="queued")]
     handle = ab.Job(job.path)
     with run_by(job, script):
         accounts = handle.watch(handle.rescale(4, wait=False))
@@ -242,6 +243,8 @@ def test_wishes_that_nobody_can_fulfil(
         (["--budget", "much"], "'much' is not like 65536, 512k or 4m"),
         (["--budget", "0k"], "'0k' is not like 65536, 512k or 4m"),
         (["--hosts", "a,,b"], "'a,,b' is not a number, nor names"),
+        (["--timeout", "-1"], "'-1' is not a number of seconds"),
+        (["--timeout", "soon"], "'soon' is not a number of seconds"),
     ],
 )
 def test_calls_that_are_wrong(capsys: Capture, arguments: list[str], message: str) -> None:
@@ -257,7 +260,9 @@ def test_a_job_that_does_not_run(job: JobDir, tmp_path: Path, capsys: Capture) -
         said
         == f"{job.path} is not running; `anabranch run FLOW.py --dir {job.path} --workers 4` starts it so"
     )
-    assert "--workers N` starts it so" in fails(capsys, "rescale", job.path, "--cancel")
+    assert "--workers N` starts it so" in fails(capsys, "rescale", job.path, "--hosts", "2")
+    said = fails(capsys, "rescale", job.path, "--cancel")
+    assert said == f"{job.path} is not running, so no rescaling is under way"
     for command in (["rescale", "--workers", "4"], ["layout"], ["hosts"]):
         assert "does not exist; `anabranch run" in fails(capsys, *command, str(tmp_path / "no"))
 
@@ -278,6 +283,33 @@ def test_a_job_that_ends_meanwhile(job: JobDir, capsys: Capture) -> None:
         next(accounts)
         job.write_status({"state": "stopped", "migration": account(**DONE)})
     assert list(accounts) == [account(**DONE)]
+
+
+def test_a_job_that_ends_before_the_turn_of_one_that_is_queued(job: JobDir) -> None:
+    handle = ab.Job(job.path)
+    with run_by(job, Script(account(id=6), first=account(state="queued"))):
+        accounts = handle.watch(handle.rescale(4, wait=False))
+        next(accounts)
+    with pytest.raises(JobDirError, match="ended before the turn of rescaling 7 came: it is forgotten"):
+        next(accounts)
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"hosts": 1.5}, "hosts=1.5: must be a list of names"),
+        ({"hosts": "host-0"}, "hosts='host-0': must be a list of names"),
+        ({"workers": 2, "remove_hosts": 5}, "remove_hosts=5: must be a list of names"),
+        ({"workers": 2, "timeout": "x"}, "timeout='x': must be a number of seconds"),
+        ({"workers": 2, "timeout": -1}, "timeout=-1: must be a number of seconds"),
+    ],
+)
+def test_arguments_that_are_wrong(job: JobDir, wish: Json, message: str) -> None:
+    with run_by(job, Script(account(**DONE))) as script:
+        with pytest.raises(ConfigError, match=message):
+            ab.Job(job.path).rescale(**wish)
+        assert script.asked == []
+        assert ab.Job(job.path).rescale(4, remove_hosts=None)["state"] == "done"  # type: ignore[arg-type]
 
 
 def test_a_coordinator_that_is_silent_for_a_while(job: JobDir) -> None:
@@ -321,9 +353,33 @@ def test_control_c_leaves_it_going(job: JobDir, capsys: Capture, monkeypatch: py
             f"the rescaling goes on; `anabranch status {job.path}` shows it, "
             f"`anabranch rescale {job.path} --cancel` turns it back\n"
         )
+        script.first = account(state="queued")
+        assert main(["rescale", job.path, "--workers", "4"]) == 130
+        assert capsys.readouterr().err == (
+            f"the rescaling is still queued; `anabranch status {job.path}` shows it, "
+            f"`anabranch rescale {job.path} --cancel` forgets it and turns back the one under way\n"
+        )
         assert main(["rescale", job.path, "--cancel"]) == 130
         assert capsys.readouterr().err == f"the way back goes on; `anabranch status {job.path}` shows it\n"
-    assert [path for path, _ in script.asked] == ["/rescale", "/rescale/cancel"]
+    assert [path for path, _ in script.asked] == ["/rescale", "/rescale", "/rescale/cancel"]
+
+
+def test_nothing_to_be_done(job: JobDir, capsys: Capture) -> None:
+    same = account(**DONE)["from"]
+    with run_by(job, Script(first=account(**DONE) | {"to": same})):
+        assert main(["rescale", job.path, "--workers", "2"]) == 0
+    assert capsys.readouterr().out == "nothing changes: the job has 2 workers on host-0 already\n"
+
+
+def test_the_way_back(job: JobDir, capsys: Capture) -> None:
+    back = account(cancelled=True)
+    with run_by(job, Script(back, first=back)):
+        assert main(["rescale", job.path, "--cancel", "--no-wait"]) == 0
+    assert capsys.readouterr().out == f"rescaling 7 turns back; `anabranch status {job.path}` shows it\n"
+    assert migration_lines(back, True)[:2] == [
+        "  rescaling  2 → 4 workers, 1 → 2 hosts, fluid (auto): turning back",
+        "             █████░░░░░░░░░░░░░░░ 4 of 16 shards back, 1.0MB of 4.0MB, 4 s left",
+    ]
 
 
 def test_cancel(job: JobDir, capsys: Capture) -> None:
@@ -476,7 +532,11 @@ def test_status_tells_of_a_rescaling(job: JobDir, capsys: Capture) -> None:
     ]
     with job.locked():
         assert main(["status", job.path]) == 0
-    assert capsys.readouterr().out.splitlines()[1:4] == expected
+        assert capsys.readouterr().out.splitlines()[1:4] == expected
+        job.write_status({**status, "migration": account(), "queued": [account(id=8, state="queued")]})
+        assert main(["status", job.path]) == 0
+        waits = "  rescaling  2 → 4 workers, 1 → 2 hosts, fluid (auto): waiting for the rescaling before it"
+        assert capsys.readouterr().out.splitlines()[1:5] == [*expected, waits]
     assert main(["status", job.path]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
         "  rescaling  2 → 4 workers, 1 → 2 hosts, fluid (auto): under way when the job ended",
@@ -560,8 +620,12 @@ def test_layout_in_the_middle_of_a_migration(job: JobDir, capsys: Capture) -> No
     low, end = hash_range(4, 8)
     cut = Cut(low + (end - low) // 4, WorkerId(2), Incarnation(1))
     job.write_layout(placement(cuts={ShardId(4): cut}), Step(5))
-    job.write_status({"state": "running", "sizes": {"bytes": [1_000] * 8, "step": 9}, "migration": account()})
-    assert main(["layout", job.path]) == 0
+    status = {"state": "running", "sizes": {"bytes": [1_000] * 8, "step": 9}, "steps": 10}
+    job.write_status({**status, "migration": account()})
+    script = Script(account())
+    script.status = status
+    with run_by(job, script):
+        assert main(["layout", job.path]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "shop: layout 2, 3 workers on 2 hosts, 8 shards, 8.0kB at step 9",
         "  host-0: 6 shards, 5.2kB",
@@ -576,6 +640,17 @@ def test_layout_in_the_middle_of_a_migration(job: JobDir, capsys: Capture) -> No
     assert ab.Job(job.path).layout()["cuts"] == [
         {"shard": 4, "from": 1, "to": 2, "cursor": "8800000000000000", "moved": 0.25}
     ]
+
+
+def test_layout_of_a_job_that_ended_in_the_middle_of_a_migration(job: JobDir, capsys: Capture) -> None:
+    layout = placement().layout
+    job.write_layout(placement(intent=Intent(7, layout, layout, "fluid", "auto")), Step(5))
+    job.write_status({"state": "running", "migration": account()})
+    assert main(["layout", job.path]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "  a rescaling was under way when the job ended: the next run goes on with it"
+    )
+    assert ab.Job(job.path).layout()["migration"] is None
 
 
 def test_layout_of_a_running_job_is_weighed(job: JobDir) -> None:

@@ -35,6 +35,9 @@ class Hands:
     def prepare(self, spec: Any, final: Any, then: Callable[[Any], None]) -> None:
         self.waiting.append((then, [{} for _ in spec.layout.hosts]))
 
+    def weigh(self, spec: Any, then: Callable[[Any], None]) -> None:
+        self.waiting.append((then, [dict.fromkeys(range(6), 10)]))
+
     def drop(self, copies: Any, then: Callable[[Any], None]) -> None:
         self.waiting.append((then, None))
 
@@ -118,6 +121,18 @@ def test_the_account_says_how_many_shards_have_moved(bench: Bench) -> None:
     assert seen == sorted(seen)
 
 
+def test_an_idle_flow_is_weighed_beside_the_steps(bench: Bench) -> None:
+    bench.rescaler.scales.wanted = True
+    bench.rescaler.idle(bench.standing)
+    bench.rescaler.idle(bench.standing)
+    assert len(bench.hands.waiting) == 1
+    bench.rescaler.poll(bench.standing)
+    assert bench.rescaler.scales.to_json() == {"bytes": [10] * 6, "step": 0}
+    bench.board.rescaling(bench.rescaler.summary(), bench.rescaler.scales.to_json())
+    # Nothing else is written while a flow is idle.
+    assert bench.board.said["sizes"] == {"bytes": [10] * 6, "step": 0}
+
+
 def test_one_that_had_not_begun_fails_when_its_host_is_gone(bench: Bench) -> None:
     begun = bench.rescaler.ask(RescaleRequest(3), bench.standing)
     bench.board.rescaling(bench.rescaler.summary(), None)
@@ -134,11 +149,26 @@ def test_one_that_had_not_begun_begins_again(bench: Bench) -> None:
     bench.board.rescaling(bench.rescaler.summary(), None)
     bench.rescaler.resume(bench.standing)
     bench.board.rescaling(bench.rescaler.summary(), None)
-    assert bench.rescaler.summary()["queued"] == [begun["id"]]
+    assert [one["id"] for one in bench.rescaler.summary()["queued"]] == [begun["id"]]
     while (shown := bench.poll())["state"] != "done":
         bench.step()
     assert shown["id"] == begun["id"]
     assert bench.standing.layout.hosts == (A, B, C)
+
+
+def test_one_that_waits_is_judged_by_where_those_before_it_lead(bench: Bench) -> None:
+    bench.rescaler.ask(RescaleRequest(2, (A,)), bench.standing)
+    second = bench.rescaler.ask(RescaleRequest(3, (A, B, C)), bench.standing)
+    third = bench.rescaler.ask(RescaleRequest(remove_hosts=(C,)), bench.standing)
+    assert [one["id"] for one in bench.rescaler.summary()["queued"]] == [second["id"], third["id"]]
+    assert (third["from"]["hosts"], third["to"]["hosts"]) == ([A, B, C], [A, B])
+    bench.rescaler.cancel()
+    # All that waited is forgotten, and the one under way leads back.
+    fourth = bench.rescaler.ask(RescaleRequest(1, (A,)), bench.standing)
+    assert fourth["from"]["hosts"] == [A, B]
+    while (shown := bench.poll())["id"] != fourth["id"] or shown["state"] != "done":
+        bench.step()
+    assert bench.standing.layout.hosts == (A,)
 
 
 def test_one_that_waited_fails_when_it_cannot_be_had_any_more(bench: Bench) -> None:

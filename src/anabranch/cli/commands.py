@@ -102,8 +102,9 @@ def status(options: Namespace) -> int:
         print(
             f"  workers    {found['workers']} on {hosts}; {found['shards']} shards, layout {found['layout']}"
         )
-    for line in migration_lines(found.get("migration"), running):
-        print(line)
+    for migration in [found.get("migration"), *(found.get("queued", ()) if running else ())]:
+        for line in migration_lines(migration, running):
+            print(line)
     if running and "step_seconds" in found:
         print(f"  last step  {found['step_seconds'] * 1000:.0f} ms; {human(found['rows_per_second'])} rows/s")
         print(f"  backlog    {found['backlog_rows']:,} rows, {human(found['backlog_bytes'])}B")

@@ -129,6 +129,8 @@ def _balance(layout: Json) -> list[str]:
 
 def _under_way(layout: Json) -> list[str]:
     lines = [] if layout["migration"] is None else [f"  rescaling {progress_line(layout['migration'])}"]
+    if layout["interrupted"]:
+        lines.append("  a rescaling was under way when the job ended: the next run goes on with it")
     hosts = {worker["worker"]: worker["host"] for worker in layout["workers"]}
     for cut in layout["cuts"]:
         source, target = cut["from"], cut["to"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import logging
 import os
 import re
@@ -26,8 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=logging.DEBUG if options.verbose else logging.WARNING,
         format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
     )
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A bar, an arrow or a row that the terminal's encoding does not have is no reason to fail.
+            stream.reconfigure(errors="replace")
     try:
-        return int(options.command(options))
+        status = int(options.command(options))
+        sys.stdout.flush()
+        return status
     except AnabranchError as error:
         return _fail(error, options.verbose)
     except KeyboardInterrupt:
@@ -35,8 +43,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); there is nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        _discard_output()
+        sys.stderr.write(f"anabranch: the output cannot be written: {error.strerror}\n")
+        return 1
+
+
+def _discard_output() -> None:
+    """What is left of the output would fail again when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: AnabranchError, verbose: bool) -> int:
@@ -146,7 +165,7 @@ def _rescale(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="whether to wait until it is done (default) or only until it is accepted",
     )
-    add("--timeout", type=float, help="most seconds to wait (default: as long as it takes)")
+    add("--timeout", type=_wait, help="most seconds to wait (default: as long as it takes)")
     add("--json", action="store_true", help="one JSON object at the end")
     parser.set_defaults(command=rescale.rescale)
 
@@ -176,7 +195,7 @@ def _steps(parser: argparse.ArgumentParser) -> None:
 def _checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dir", help="job directory")
     parser.add_argument("--list", action="store_true", help="only list the versions, with their storage")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait (default: 300)")
+    parser.add_argument("--timeout", type=_wait, default=300.0, help="seconds to wait (default: 300)")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=checkpoints.checkpoint)
 
@@ -186,7 +205,7 @@ def _stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="do not wait for a final checkpoint; nothing is lost"
     )
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait (default: 300)")
+    parser.add_argument("--timeout", type=_wait, default=300.0, help="seconds to wait (default: 300)")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=commands.stop)
 
@@ -237,6 +256,17 @@ def _hosts_wanted(text: str) -> int | list[str]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number, nor names like host-0,host-1")
     return names
+
+
+def _wait(text: str) -> float:
+    """Seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
 
 
 def _setting(text: str) -> tuple[str, str]:

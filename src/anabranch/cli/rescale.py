@@ -34,6 +34,8 @@ def rescale(options: Namespace) -> int:
         raise ConfigError("--cancel goes without --workers, --hosts and --remove-host: it only turns back")
     if not wishes and not options.cancel:
         raise ConfigError("say what to change: --workers, --hosts or --remove-host; or --cancel")
+    if options.cancel and not job.running():
+        raise JobDirError(f"{where} is not running, so no rescaling is under way")
     if not job.running():
         many = "N" if options.workers is None else options.workers
         raise JobDirError(
@@ -54,32 +56,34 @@ def rescale(options: Namespace) -> int:
             wait=False,
         )
     if options.wait:
-        try:
-            migration = _watch(job, migration, options)
-        except KeyboardInterrupt:
-            back = "" if options.cancel else f", `anabranch rescale {where} --cancel` turns it back"
-            what = "way back" if options.cancel else "rescaling"
-            sys.stderr.write(f"the {what} goes on; `anabranch status {where}` shows it{back}\n")
+        migration, waited = _watch(job, migration, options)
+        if not waited:
+            sys.stderr.write(_left_alone(migration, where, options.cancel) + "\n")
             return 130
     if options.json:
         print(json.dumps(migration))
     if options.wait:
         (check_cancelled if options.cancel else check_done)(migration)
     if not options.json:
-        print(_ending(migration) if migration["state"] in ENDED else _accepted(migration, where))
+        print(
+            _ending(migration) if migration["state"] in ENDED else _accepted(migration, where, options.cancel)
+        )
     return 0
 
 
-def _watch(job: Job, migration: Json, options: Namespace) -> Json:
+def _watch(job: Job, migration: Json, options: Namespace) -> tuple[Json, bool]:
+    """The last account that came, and whether the user has waited for the end."""
     progress = ProgressDisplay()
     try:
         for shown in job.watch(migration, options.timeout):
             migration = shown
             if not options.json and shown["state"] not in ENDED:
                 progress.show(shown)
+    except KeyboardInterrupt:
+        return migration, False
     finally:
         progress.close()
-    return migration
+    return migration, True
 
 
 class ProgressDisplay:
@@ -174,12 +178,27 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3600:.0f} h"
 
 
-def _accepted(migration: Json, where: str) -> str:
+def _accepted(migration: Json, where: str, cancel: bool) -> str:
+    if cancel:
+        return f"rescaling {migration['id']} turns back; `anabranch status {where}` shows it"
     state = "is queued" if migration["state"] == "queued" else "has begun"
     return f"rescaling {migration['id']} {state}: {change(migration)}; `anabranch status {where}` shows it"
 
 
+def _left_alone(migration: Json, where: str, cancel: bool) -> str:
+    """What becomes of a rescaling that nobody waits for any more."""
+    shows, back = f"`anabranch status {where}` shows it", f"`anabranch rescale {where} --cancel`"
+    if cancel:
+        return f"the way back goes on; {shows}"
+    if migration["state"] == "queued":
+        return f"the rescaling is still queued; {shows}, {back} forgets it and turns back the one under way"
+    return f"the rescaling goes on; {shows}, {back} turns it back"
+
+
 def _ending(migration: Json) -> str:
+    if migration["state"] == "done" and migration["from"] == migration["to"]:
+        hosts = ", ".join(migration["to"]["hosts"])
+        return f"nothing changes: the job has {change(migration)} on {hosts} already"
     if migration["state"] == "cancelled":
         return f"rescaling {migration['id']} was cancelled after {_seconds(migration['seconds'])}; the layout is as before"
     parts = [f"rescaled {change(migration)} in {_seconds(migration['seconds'])}, {strategy(migration)}"]
@@ -211,6 +230,8 @@ def _whole(migration: Json) -> bool:
 
 
 def _phase(migration: Json) -> str:
+    if migration.get("cancelled") and migration["state"] not in ENDED:
+        return "turning back"
     return _PHASES.get(migration["state"], str(migration["state"]))
 
 
@@ -224,7 +245,8 @@ def _moved(migration: Json) -> list[str]:
         # While it is being prepared, nobody knows yet; a start anew rebuilds shards, and moves none.
         known = migration["state"] in ("moving", "dropping", "done") and migration["strategy"] != "stop-start"
         return ["no shard leaves its host"] if known else []
-    parts = [*resharding, f"{shards:,} of {plural(all_shards, 'shard')}"]
+    back = " back" if migration.get("cancelled") else ""
+    parts = [*resharding, f"{shards:,} of {plural(all_shards, 'shard')}{back}"]
     if migration["bytes_total"]:
         total = "" if _whole(migration) else f" of {human(migration['bytes_total'])}B"
         parts.append(f"{human(migration['bytes_moved'])}B{total}")

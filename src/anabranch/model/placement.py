@@ -51,6 +51,12 @@ class Copy(NamedTuple):
     generation: int = 0
     """How often the number of shards had changed when it was made."""
 
+    @property
+    def share(self) -> float:
+        """The part of its shard that is valid in it."""
+        low, end = hash_range(self.shard, self.of)
+        return (self.end - self.low) / (end - low)
+
 
 @dataclass(frozen=True, slots=True)
 class Intent:

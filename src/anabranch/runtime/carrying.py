@@ -21,7 +21,7 @@ from anabranch.runtime.standing import Standing
 from anabranch.spark.asking import HostAsker
 from anabranch.spark.copying import HostCopier, Pair
 from anabranch.spark.job import StepRunner
-from anabranch.spark.moving import drop_copies, prepare_host
+from anabranch.spark.moving import drop_copies, prepare_host, weigh_host
 from anabranch.spark.spec import StepSpec
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,12 @@ class Carrier:
             return sizes
 
         self._jobs.append(_Job(self._thread.submit(prepare), then))
+
+    def weigh(self, spec: StepSpec, then: Then) -> None:
+        """Its result is what each host's copies weigh, by slot."""
+        self._jobs.append(
+            _Job(self._thread.submit(self.asker.ask, spec, spec.layout.hosts, weigh_host), then)
+        )
 
     def warm_up(self, spec: StepSpec) -> None:
         """Have the processes there that work beside the steps is done in, before there is any.

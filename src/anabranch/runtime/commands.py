@@ -35,13 +35,13 @@ def describe_hosts(rescaler: Rescaler, standing: Standing) -> list[dict[str, Any
     hosts = []
     for host in dict.fromkeys([*placement.layout.hosts, *(alive or ())]):
         copies = placement.copies_at(host)
-        known = [sizes[copy.shard] for copy in copies if copy.shard in sizes]
+        known = [sizes[copy.shard] * copy.share for copy in copies if copy.shard in sizes]
         hosts.append(
             {
                 "host": host,
                 "workers": list(placement.layout.workers_of(host)),
                 "shards": len(copies),
-                "bytes": sum(known) if len(known) == len(copies) else None,
+                "bytes": round(sum(known)) if len(known) == len(copies) else None,
                 "alive": alive is None or host in alive,
                 "used": host in placement.layout.workers,
             }

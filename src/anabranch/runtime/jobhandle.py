@@ -65,7 +65,8 @@ class Job:
 
         A running job is asked to weigh its shards anew, which takes a moment.
         """
-        return _described(self.jobdir, self._weighed() if self.running() else self.status())
+        running = self.running()
+        return _described(self.jobdir, self._weighed() if running else self.status(), running)
 
     def history(self) -> list[Json]:
         """Every layout that the job has had, oldest first, and what the way there took."""
@@ -113,6 +114,7 @@ class Job:
             JobDirError: the job is not running, or ended, or the timeout passed.
         """
         body = _wish(workers, hosts, strategy, budget, remove_hosts)
+        _check_timeout(timeout)
         migration = ControlClient(self.jobdir).post("/rescale", body)
         if not wait:
             return migration
@@ -123,6 +125,7 @@ class Job:
 
         Returns and raises as `rescale` does; where none was under way, only queued, there is no account: it is empty.
         """
+        _check_timeout(timeout)
         migration = ControlClient(self.jobdir).post("/rescale/cancel")
         if not wait or not migration:
             return migration
@@ -153,11 +156,11 @@ class Job:
             except JobDirError as error:
                 if self.running() and time.monotonic() - heard < _SILENCE:
                     continue
-                status = self._after_the_end(migration["id"], error)
+                status = self._after_the_end(migration, error)
             ended = [one for one in status.get("rescaled", ()) if one["id"] == migration["id"]]
             shown = ended[-1] if ended else status.get("migration")
             if shown is None or shown["id"] < migration["id"]:
-                if migration["id"] not in status.get("queued", [migration["id"]]):
+                if migration["id"] not in [one["id"] for one in status.get("queued", [migration])]:
                     raise UserError(
                         f"rescaling {migration['id']} was taken out of the queue; nothing has changed"
                     )
@@ -244,12 +247,17 @@ class Job:
             migration = shown
         return migration
 
-    def _after_the_end(self, number: int, error: JobDirError) -> Json:
+    def _after_the_end(self, migration: Json, error: JobDirError) -> Json:
         """The last status of a job that is gone, if the rescaling had ended before."""
         status = self.status()
         shown = status.get("migration")
-        if shown is not None and shown["id"] == number and shown["state"] in ENDED:
+        if shown is not None and shown["id"] == migration["id"] and shown["state"] in ENDED:
             return status
+        if migration["state"] == "queued":
+            raise JobDirError(
+                f"{self.jobdir.path} ended before the turn of rescaling {migration['id']} came: it is forgotten, and "
+                f"no row is lost; ask again when the job runs ({error})"
+            )
         raise JobDirError(
             f"{self.jobdir.path} ended during the rescaling: no row is lost, and the next `anabranch run` goes on with "
             f"the layout of before or after ({error})"
@@ -315,14 +323,17 @@ def _wish(
     hosts: int | Sequence[str] | None,
     strategy: str,
     budget: int | None,
-    remove_hosts: Sequence[str],
+    remove_hosts: Sequence[str] | None,
 ) -> Json:
     """The body of a request.  Raises ConfigError for what no job could do."""
     for name, value in (("workers", workers), ("hosts", hosts), ("budget", budget)):
         if isinstance(value, int) and value < 1:
             raise ConfigError(f"{name}={value}: must be at least 1")
-    if isinstance(hosts, str) or isinstance(remove_hosts, str):
-        raise ConfigError("hosts and remove_hosts are lists of names, not one name")
+    for name, names in (("hosts", hosts), ("remove_hosts", remove_hosts)):
+        if names is None or (name == "hosts" and isinstance(names, int)):
+            continue
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise ConfigError(f"{name}={names!r}: must be a list of names")
     if strategy not in STRATEGIES:
         raise ConfigError(f"strategy={strategy!r}: must be one of {', '.join(STRATEGIES)}")
     if workers is None and hosts is None and not remove_hosts:
@@ -332,9 +343,14 @@ def _wish(
         "hosts": hosts if hosts is None or isinstance(hosts, int) else list(hosts),
         "strategy": strategy,
         "budget": budget,
-        "remove_hosts": list(remove_hosts) or None,
+        "remove_hosts": list(remove_hosts or ()) or None,
     }
     return {name: value for name, value in body.items() if value is not None}
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise ConfigError(f"timeout={timeout!r}: must be a number of seconds")
 
 
 def _summary(record: Json) -> Json:
@@ -354,7 +370,7 @@ def _summary(record: Json) -> Json:
     }
 
 
-def _described(jobdir: JobDir, status: Json) -> Json:
+def _described(jobdir: JobDir, status: Json, running: bool) -> Json:
     """The layout in force, as plain values."""
     placement = jobdir.placement(StepLog(jobdir.log).load().placement)
     if placement is None:
@@ -371,8 +387,7 @@ def _described(jobdir: JobDir, status: Json) -> Json:
         worker = workers[copy.worker]
         worker["shards"].append(copy.shard)
         if sizes is not None:
-            low, end = hash_range(copy.shard, copy.of)
-            worker["bytes"] += sizes["bytes"][copy.shard] * (copy.end - copy.low) / (end - low)
+            worker["bytes"] += sizes["bytes"][copy.shard] * copy.share
     for worker in workers:
         worker["bytes"] = None if sizes is None else round(worker["bytes"])
     loads = [len(worker["shards"]) if sizes is None else worker["bytes"] for worker in workers]
@@ -394,7 +409,10 @@ def _described(jobdir: JobDir, status: Json) -> Json:
             for team in [[worker for worker in workers if worker["host"] == host]]
         ],
         "cuts": _cuts(placement),
-        "migration": migration if migration is not None and migration["state"] not in ENDED else None,
+        "migration": migration
+        if running and migration is not None and migration["state"] not in ENDED
+        else None,
+        "interrupted": not running and placement.intent is not None,
     }
 
 

@@ -32,6 +32,7 @@ from anabranch.runtime.rescaled import Rescaling
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.standing import Moves, Standing
 from anabranch.runtime.targets import (
+    AUTO,
     Journeys,
     begin_leg,
     choose,
@@ -272,6 +273,9 @@ class Migrator:
         if current.shards:
             left = Journeys(resharding(placement, current.shards, sizes), {}, frozenset())
             strategy = machine.Strategy.HOT
+            if current.strategy == AUTO:
+                # Unless something moves behind it, that is all there is.
+                current.strategy = strategy
         else:
             left = journeys(placement, sizes)
             current.bytes_total = current.bytes_moved + sum(_left(move, left.cursors) for move in left.moves)

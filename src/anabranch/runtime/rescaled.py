@@ -118,6 +118,7 @@ class Rescaling:
             "state": self.state,
             "strategy": self.strategy,
             "asked": self.asked,
+            "cancelled": self.cancelled,
             "from": describe(self.origin),
             "to": describe(self.target),
             "resharding": self.shards if self.machine is not None and not self.over else None,

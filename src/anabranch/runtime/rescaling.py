@@ -14,11 +14,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
-from anabranch.errors import ConfigError
-from anabranch.model.ids import HostId, Step
+from anabranch.errors import AnabranchError, ConfigError
+from anabranch.model.ids import Attempt, HostId, Step
 from anabranch.model.layout import Layout
 from anabranch.runtime.carrying import Carrier
 from anabranch.runtime.jobdir import JobDir
@@ -41,9 +43,8 @@ _WEIGHED_EVERY = 4
 class Waiting(NamedTuple):
     """A wish behind the rescaling under way."""
 
-    number: int
     request: RescaleRequest
-    target: Layout
+    account: Rescaling
     """Where it was to lead when it was asked for.  It is judged anew when its turn comes."""
 
 
@@ -83,20 +84,22 @@ class Rescaler:
         """
         if self.active:
             # Judged now as far as can be, so that a wrong wish is refused while somebody listens.
-            assert self.current is not None
-            before = self.current.target
+            before = self._last_target()
             after = self._target(request, before)
             self._number += 1
-            self.queue.append(Waiting(self._number, request, after))
-            waiting = Rescaling(
-                self._number, request.strategy, request.strategy, before, after, request.budget
-            )
-            waiting.state = "queued"
-            return waiting.to_json()
+            self.queue.append(_waiting(self._number, request, before, after))
+            return self.queue[-1].account.to_json()
         self._begin(self._number + 1, request, standing)
         self._number += 1
         assert self.current is not None
         return self.current.to_json()
+
+    def _last_target(self) -> Layout:
+        """Where all that was asked for so far leads."""
+        assert self.current is not None
+        if self.queue:
+            return self.queue[-1].account.target
+        return self.current.origin if self.current.cancelled else self.current.target
 
     def _target(self, request: RescaleRequest, now: Layout) -> Layout:
         return target_layout(request, now, self.sharding, self.alive(), self._emptied)
@@ -174,7 +177,7 @@ class Rescaler:
                 self.current = None
                 hosts = tuple(dict.fromkeys(current.target.workers))
                 again = RescaleRequest(len(current.target.workers), hosts, current.asked, current.budget)
-                self.queue.appendleft(Waiting(current.number, again, current.target))
+                self.queue.appendleft(_waiting(current.number, again, standing.layout, current.target))
 
     # What the step loop asks and tells.
 
@@ -186,20 +189,20 @@ class Rescaler:
         if not self.active and self.queue:
             waiting = self.queue.popleft()
             try:
-                self._begin(waiting.number, waiting.request, standing)
+                self._begin(waiting.account.number, waiting.request, standing)
             except ConfigError as error:
                 self.note(f"a rescaling that waited cannot be had: {error}")
-                self._refused(waiting, standing.layout, error)
+                self._refused(waiting.account, standing.layout, error)
         if not self.active:
             standing.hold_undo_from = None
 
-    def _refused(self, waiting: Waiting, now: Layout, error: ConfigError) -> None:
+    def _refused(self, account: Rescaling, now: Layout, error: ConfigError) -> None:
         """Give an account of a rescaling that waited in vain: whoever asked for it has long been told that it will be."""
         if self.current is not None:
             self.ended.append(self.current.to_json())
-        number, request, target = waiting
-        self.current = Rescaling(number, request.strategy, request.strategy, now, target, request.budget)
-        self.current.end("failed", str(error))
+        account.origin = now
+        account.end("failed", str(error))
+        self.current = account
 
     def stop_start(self) -> tuple[Layout, dict[str, Any]] | None:
         """The target of a rescaling that wants the flow to stop and start, and why; the step loop does it."""
@@ -237,15 +240,35 @@ class Rescaler:
             age = standing.progress.next_step - self.scales.weighed_at
             self.scales.wanted |= age >= _WEIGHED_EVERY or self.current.state == "preparing"
 
+    def idle(self, standing: Standing) -> None:
+        """No step comes that could weigh what somebody wants to know."""
+        if self.scales.wanted:
+            self.scales.wanted = False
+            self.carrier.weigh(
+                standing.spec(Attempt(0)), partial(self._weighed, standing, standing.progress.next_step)
+            )
+
+    def _weighed(self, standing: Standing, at: Step, future: Future[Any]) -> None:
+        try:
+            self.scales.take(future.result(), standing, at)
+        except AnabranchError as error:
+            log.info("could not weigh error=%s", error)
+
     def aborted(self, step: Step) -> None:
         """The step was given up; a recovery follows."""
         if self.current is not None and not self.current.over:
             self.migrator.aborted(self.current, step)
 
     def summary(self) -> dict[str, Any]:
-        """For `status`: the rescaling under way, or the last one; those before it; and the numbers of those that wait."""
+        """For `status`: the rescaling under way, or the last one; those before it; and those that wait."""
         return {
             "migration": None if self.current is None else self.current.to_json(),
             "rescaled": list(self.ended),
-            "queued": [waiting.number for waiting in self.queue],
+            "queued": [waiting.account.to_json() for waiting in self.queue],
         }
+
+
+def _waiting(number: int, request: RescaleRequest, before: Layout, after: Layout) -> Waiting:
+    account = Rescaling(number, request.strategy, request.strategy, before, after, request.budget)
+    account.state = "queued"
+    return Waiting(request, account)

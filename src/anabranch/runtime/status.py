@@ -88,8 +88,9 @@ class StatusBoard:
         """How rescalings go, and how large shards are, where that is known."""
         before, shown = self.status.get("migration"), summary["migration"]
         self.status |= summary
-        if sizes is not None:
+        if sizes is not None and sizes != self.status.get("sizes"):
             self.status["sizes"] = sizes
+            now = True
         if now or shown != before:
             self._write(now=now or _phase(shown) != _phase(before))
 

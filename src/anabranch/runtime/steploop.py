@@ -241,6 +241,7 @@ class StepLoop:
                 return
             else:
                 check_alive(self.context)
+                self.rescaler.idle(self.standing)
                 self.co.listener.idle(self.standing.progress)
                 self.co.board.idle(self.standing.progress)
                 time.sleep(_POLL)
