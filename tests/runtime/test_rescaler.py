@@ -89,7 +89,7 @@ class Bench:
         return shown
 
     def step(self) -> None:
-        moves = self.rescaler.next_moves(self.standing, snapshot=False)
+        moves = self.rescaler.next_moves(self.standing, snapshot=None)
         if moves is not None:
             self.standing.placement = moves.placement
         self.standing.progress.next_step = Step(self.standing.progress.next_step + 1)

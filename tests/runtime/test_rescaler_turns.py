@@ -20,6 +20,7 @@ from anabranch.model.ids import Epoch, HostId, Incarnation, ShardId, Step
 from anabranch.model.layout import Layout, initial_layout
 from anabranch.model.placement import Copy, Placement, next_version
 from anabranch.model.sharding import DynamicSharding
+from anabranch.runtime import migrating
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.rescaling import Rescaler
 from anabranch.runtime.settings import Settings
@@ -105,6 +106,9 @@ class Bench:
 
     def __init__(self, root: Path, workers: int, hosts: tuple[HostId, ...]) -> None:
         self.root = root
+        self.alive = [*HOSTS]
+        self.reading: Step | None = None
+        """The step as of which a checkpoint is being made."""
         self.origin = initial_layout(workers, hosts, SHARDING)
         incarnations = (0,) * len(self.origin.shards)
         self.standing = Standing(
@@ -116,16 +120,18 @@ class Bench:
     def lose_coordinator(self) -> None:
         """Another one takes over, which knows what is in the placement and nothing else, and sweeps."""
         self._sweep()
-        notes: list[str] = []
+        self.notes: list[str] = []
         self.hands = Hands(self.disk)
         carrier: Any = self.hands
-        self.rescaler = Rescaler(Settings(), JobDir(self.root), carrier, lambda: [*HOSTS], notes.append)
+        self.rescaler = Rescaler(
+            Settings(), JobDir(self.root), carrier, lambda: self.alive, self.notes.append
+        )
         self.rescaler.resume(self.standing)
 
     def moment(self) -> None:
         """What the step loop does between two looks at its inbox, and a step."""
         self.rescaler.poll(self.standing)
-        moves = self.rescaler.next_moves(self.standing, snapshot=False)
+        moves = self.rescaler.next_moves(self.standing, snapshot=self.reading)
         if moves is not None:
             moves.placement.validate()
             assert moves.placement.version > self.standing.placement.version
@@ -142,7 +148,7 @@ class Bench:
     def fail(self) -> None:
         """A step fails for good, and the same coordinator recovers: what the step's plan said never was."""
         self.rescaler.poll(self.standing)
-        moves = self.rescaler.next_moves(self.standing, snapshot=False)
+        moves = self.rescaler.next_moves(self.standing, snapshot=self.reading)
         for moving in () if moves is None else moves.moving:
             self.disk[store(moving.target)] = moving.target.incarnation
         self.rescaler.aborted(self.standing.progress.next_step)
@@ -328,3 +334,106 @@ def test_turning_back_and_losing_the_coordinator_on_the_way(
             bench.run_to_its_end()
             wanted = target if intent is not None and not intent.cancelled else bench.origin
             assert bench.is_in(wanted), (at, later)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_host_is_lost_before_anything_has_come_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: bool
+) -> None:
+    bench, _ = begin(tmp_path, monkeypatch, "split")
+    while len(bench.standing.layout.shards) == len(bench.origin.shards):
+        bench.moment()
+    assert not bench.over
+    assert C not in bench.standing.layout.workers
+    bench.alive.remove(C)
+    bench.fail()
+    if crash:
+        bench.lose_coordinator()
+    # It may come again, and steps go on meanwhile.
+    for _ in range(20):
+        bench.moment()
+        assert C not in bench.standing.layout.workers
+    assert not bench.over
+    assert len(bench.notes) == 1
+    monkeypatch.setattr(migrating, "_PATIENCE", 0.0)
+    monkeypatch.setattr(migrating, "_PAUSE", 0.0)
+    current = bench.rescaler.current
+    assert current is not None
+    current.retry_at = 0.0
+    bench.run_to_its_end()
+    assert bench.is_in(bench.origin)
+    shown = bench.rescaler.summary()["migration"]
+    assert (shown["state"], shown["error"]) == ("failed", "c has no executor")
+
+
+def test_a_host_that_comes_again_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, target = begin(tmp_path, monkeypatch, "split")
+    while len(bench.standing.layout.shards) == len(bench.origin.shards):
+        bench.moment()
+    bench.alive.remove(C)
+    bench.fail()
+    bench.moment()
+    bench.alive.append(C)
+    monkeypatch.setattr(migrating, "_PAUSE", 0.0)
+    current = bench.rescaler.current
+    assert current is not None
+    current.retry_at = 0.0
+    bench.run_to_its_end()
+    assert bench.is_in(target)
+
+
+def test_checkpoints_that_follow_one_another_do_not_hold_what_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, _ = begin(tmp_path, monkeypatch, "out")
+    while not bench.standing.placement.cuts:
+        bench.moment()
+    bench.reading = Step(bench.standing.progress.next_step - 1)
+    bench.rescaler.cancel()
+    cut = {**bench.standing.placement.cuts}
+    for _ in range(10):
+        bench.moment()
+    # It was begun before the step in which the cursor moved, and would see what comes back.
+    assert bench.standing.placement.cuts == cut
+    for _ in range(MOST):
+        bench.reading = Step(bench.standing.progress.next_step)
+        bench.moment()
+    assert bench.over
+    assert bench.is_in(bench.origin)
+
+
+def test_a_cancel_that_is_refused_leaves_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, _ = begin(tmp_path, monkeypatch, "out")
+    current = bench.rescaler.current
+    assert current is not None
+    poll = bench.rescaler.poll
+    monkeypatch.setattr(bench.rescaler, "poll", lambda standing: None)
+    while poll(bench.standing) or not current.finishing:
+        bench.moment()
+    assert bench.rescaler.active
+    bench.rescaler.ask(RescaleRequest(2, (A, B)), bench.standing)
+    with pytest.raises(ConfigError, match="over but for its last step"):
+        bench.rescaler.cancel()
+    assert len(bench.rescaler.queue) == 1
+
+
+def test_a_stop_start_that_is_cancelled_before_the_flow_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, _ = begin(tmp_path, monkeypatch, "out")
+    bench.run_to_its_end()
+    bench.rescaler.ask(RescaleRequest(2, (A, B), "stop-start"), bench.standing)
+    bench.rescaler.cancel()
+    assert bench.rescaler.stop_start() is None
+    assert bench.rescaler.summary()["migration"]["state"] == "cancelled"
+
+
+def test_a_stop_start_whose_checkpoint_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, target = begin(tmp_path, monkeypatch, "out")
+    bench.run_to_its_end()
+    bench.rescaler.ask(RescaleRequest(2, (A, B), "stop-start"), bench.standing)
+    assert bench.rescaler.stop_start() is not None
+    bench.rescaler.not_stopped("its checkpoint failed: the disk is full")
+    assert bench.rescaler.stop_start() is None
+    assert bench.rescaler.summary()["migration"]["state"] == "failed"
+    assert bench.is_in(target)

@@ -21,7 +21,7 @@ from anabranch.runtime.standing import Standing
 from anabranch.spark.asking import HostAsker
 from anabranch.spark.copying import HostCopier, Pair
 from anabranch.spark.job import StepRunner
-from anabranch.spark.moving import drop_copies, prepare_host, weigh_host
+from anabranch.spark.moving import clear_host, drop_copies, prepare_host, weigh_host
 from anabranch.spark.spec import StepSpec
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,11 @@ class Carrier:
         self._jobs.append(
             _Job(self._thread.submit(self.asker.ask, spec, spec.layout.hosts, weigh_host), then)
         )
+
+    def clear(self, spec: StepSpec, hosts: Sequence[HostId], then: Then) -> None:
+        """Remove what is left of the job on hosts that it has left."""
+        if hosts:
+            self._jobs.append(_Job(self._thread.submit(self.asker.ask, spec, hosts, clear_host), then))
 
     def warm_up(self, spec: StepSpec) -> None:
         """Have the processes there that work beside the steps is done in, before there is any.

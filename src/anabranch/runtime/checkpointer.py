@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 _UNDO_LIMIT = 256 << 20
 """Undo records in all shards together, beyond which a checkpoint is due however young the last one is."""
 _PAUSE = 0.02
+_TRIES = 3
+"""How often a checkpoint may fail that the flow waits for, before the flow goes on without."""
 _NOT_KEPT = Step(1 << 62)
 
 
@@ -96,6 +98,9 @@ class Checkpointer:
         self._alone = False
         """No step runs any more."""
         self._density = Density()
+        self._failures = 0
+        """Since somebody began to wait for a checkpoint."""
+        self._failure = ""
 
     # What the step loop tells.
 
@@ -150,6 +155,7 @@ class Checkpointer:
             except AnabranchError as error:
                 log.warning("a checkpoint failed version=%d error=%s", job.version, error)
                 self.note(f"checkpoint {job.version} failed and is tried again: {error}")
+                self._failures, self._failure = self._failures + 1, str(error)
                 event = machine.SnapshotFailed(job.version, str(error))
             if event is not None:
                 self._tell(event, standing)
@@ -172,19 +178,34 @@ class Checkpointer:
         self._drain()
         return True
 
-    def settle(self, standing: Standing) -> None:
-        """Wait for a checkpoint of all that is committed, while no step runs; `begin` comes next."""
-        self._alone = True
-        if not self.settings.checkpoints:
+    def settle(self, standing: Standing, forced: Callable[[], bool]) -> str | None:
+        """Wait for a checkpoint of all that is committed, while no step runs; `begin` comes next.
+
+        Returns:
+            Why there is none, if it failed again and again, as where a host is lost, which only a step notices, or the disk
+            is full; or the user would not wait.  Steps can go on then.
+        """
+        self._failures = 0
+
+        def leave() -> bool:
+            return self._failures >= _TRIES or forced()
+
+        if self.settings.checkpoints:
+            self._may_stop = False
+            settled = self.finish(standing, leave)
+            self._may_stop = False
+        else:
+            self._alone = True
             self.ask(standing)
-            while self._asked:
+            while self._asked and not leave():
                 time.sleep(_PAUSE)
                 self.poll(standing)
+            settled = not self._asked
             self._drain()
-            return
-        self._may_stop = False
-        self.finish(standing, lambda: False)
-        self._may_stop = False
+        if settled:
+            return None
+        self.begin(standing, dict(self._manifests))
+        return "the flow is to stop" if self._failures < _TRIES else f"its checkpoint failed: {self._failure}"
 
     def behind(self, action: Callable[[], Any]) -> Future[Any]:
         """Do something in the background when every checkpoint that was begun has ended."""
@@ -202,9 +223,9 @@ class Checkpointer:
         self.asker.close()
 
     @property
-    def running(self) -> bool:
-        """Whether a checkpoint is being made."""
-        return self._machine.running is not None
+    def reading(self) -> Step | None:
+        """As of which step a checkpoint is being made; None: there is none under way."""
+        return None if self._machine.running is None else self._snapshot_at
 
     def summary(self) -> dict[str, Any]:
         """For `status`."""

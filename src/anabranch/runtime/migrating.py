@@ -14,6 +14,7 @@ Must not know: how a step is run, or which rescaling is the next.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,8 +22,8 @@ from functools import partial
 from typing import Any
 
 from anabranch import crash
-from anabranch.errors import AnabranchError, EngineError
-from anabranch.model.ids import ShardId, Step
+from anabranch.errors import AnabranchError, EngineError, StepAborted
+from anabranch.model.ids import HostId, ShardId, Step
 from anabranch.model.placement import Placement, moved, next_version, overlaps, resharded
 from anabranch.protocol import migration as machine
 from anabranch.protocol.copies import AGAIN
@@ -36,6 +37,7 @@ from anabranch.runtime.targets import (
     Journeys,
     begin_leg,
     choose,
+    goal_of,
     journeys,
     moves_of,
     reshard_moves,
@@ -52,6 +54,9 @@ FINISHED = crash.declare(
 )
 _TRIES = 3
 """How often a rescaling is prepared before it is given up: a process may die at any time."""
+_PATIENCE = 30.0
+"""Seconds for which one that has begun is prepared again and again before it turns back: an executor may come again."""
+_PAUSE = 1.0
 
 
 class Migrator:
@@ -63,19 +68,27 @@ class Migrator:
         jobdir: JobDir,
         carrier: Carrier,
         scales: Scales,
+        alive: Callable[[], list[HostId] | None],
         note: Callable[[str], None],
     ) -> None:
         self.settings = settings
         self.jobdir = jobdir
         self.carrier = carrier
         self.scales = scales
+        self.alive = alive
+        """The hosts that can be had; None: any number of logical ones."""
         self.note = note
 
     # What the rescaler wants.
 
     def prepare(self, current: Rescaling, standing: Standing) -> None:
         """Make ready, beside the steps, what the next leg needs."""
-        current.state, current.leg_begun = "preparing", False
+        current.state, current.leg_begun, current.retry_at = "preparing", False, None
+        try:
+            self._check_alive(current)
+        except StepAborted as error:
+            self._unprepared(current, standing, error)
+            return
         placement, current.shards = begin_leg(standing.placement, current.intent)
         self.carrier.prepare(
             coming_spec(standing, placement),
@@ -86,6 +99,7 @@ class Migrator:
     def next_leg(self, current: Rescaling, standing: Standing) -> None:
         """Go on behind a leg, or behind a recovery; when nothing is left to be done, the next step is the last."""
         current.end_leg()
+        current.retry_at = None
         placement, shards = begin_leg(standing.placement, current.intent)
         if shards is None and not placement.cuts and not journeys(placement, {}).moves:
             current.finishing = True
@@ -104,6 +118,8 @@ class Migrator:
 
     def poll(self, current: Rescaling, standing: Standing) -> None:
         """Begin the next leg when one is over, and keep the undo records that a copy beside the steps needs."""
+        if current.retry_at is not None and time.monotonic() >= current.retry_at:
+            self.prepare(current, standing)
         if current.leg_over:
             self.next_leg(current, standing)
         if current.machine is not None:
@@ -111,7 +127,7 @@ class Migrator:
             if current.machine.strategy is not machine.Strategy.HOT and not current.cancelled:
                 standing.hold_undo_from = None
 
-    def next_moves(self, current: Rescaling, standing: Standing, *, snapshot: bool) -> Moves | None:
+    def next_moves(self, current: Rescaling, standing: Standing, *, snapshot: Step | None) -> Moves | None:
         """What the next step does besides its work; None: nothing."""
         current.planned = None
         if current.finishing:
@@ -121,16 +137,21 @@ class Migrator:
             current.planned = self._joined_moves(current, standing, snapshot)
         return current.planned
 
-    def _joined_moves(self, current: Rescaling, standing: Standing, snapshot: bool) -> Moves | None:
+    def _joined_moves(self, current: Rescaling, standing: Standing, snapshot: Step | None) -> Moves | None:
         assert current.machine is not None
         pieces: Sequence[machine.Piece] = ()
-        held = tuple(map(ShardId, range(len(standing.layout.shards)))) if snapshot else ()
+        # A checkpoint that was begun since reads of a cut shard what had stayed, and that is not what comes back.  While all
+        # of them held it, checkpoints that followed one another let nothing come back at all.
+        held: tuple[ShardId, ...] = ()
+        if snapshot is not None and snapshot <= current.forward:
+            held = tuple(map(ShardId, range(len(standing.layout.shards))))
         for command in current.machine.handle(machine.StepAsked(standing.progress.next_step, held)):
             if isinstance(command, machine.MoveInStep):
                 pieces = command.pieces
             else:
                 self._obey(current, command, standing)
         current.machine.validate()
+        current.leaves = any(not piece.back for piece in pieces)
         if not pieces and (current.shards or current.machine.phase is machine.Phase.COPYING):
             # Nothing changes before the copies are there.
             return None
@@ -162,6 +183,9 @@ class Migrator:
         """A step was committed, whether or not it moved anything."""
         planned, current.planned = current.planned, None
         current.steps.append(seconds)
+        step = Step(standing.progress.next_step - 1)
+        if planned is not None and current.leaves:
+            current.forward = step
         if planned is not None:
             crash.point(LAYOUT_COMMITTED)
         if current.finishing and planned is not None:
@@ -172,7 +196,6 @@ class Migrator:
             current.begun = current.begun or planned is not None
             current.leg_begun = current.leg_begun or planned is not None
             current.bytes_moved += 0 if current.shards else size
-            step = Step(standing.progress.next_step - 1)
             self._tell(current, machine.StepCommitted(step, seconds, size), standing)
             if current.shards is None and self.scales.weighed_at > step:
                 self._tell(current, machine.Weighed(self.scales.sizes), standing)
@@ -187,7 +210,10 @@ class Migrator:
     def _finish(self, current: Rescaling, standing: Standing) -> None:
         crash.point(FINISHED)
         current.target = standing.layout if not current.cancelled else current.target
-        current.end("cancelled" if current.cancelled else "done")
+        if current.error is not None:
+            current.end("failed", current.error)
+        else:
+            current.end("cancelled" if current.cancelled else "done")
         self.jobdir.write_layout(standing.placement, Step(standing.progress.next_step - 1), current.why())
         self.carrier.keep_handles(standing.layout.workers)
         standing.hold_undo_from = None
@@ -257,9 +283,11 @@ class Migrator:
     ) -> None:
         try:
             self.scales.take(future.result(), standing, at)
+            self._check_alive(current)
         except AnabranchError as error:
             self._unprepared(current, standing, error)
             return
+        current.waits_since = None
         if current.cancelled and not current.begun:
             current.end("cancelled")
             return
@@ -295,11 +323,25 @@ class Migrator:
         self._tell(current, machine.Prepared(sizes), standing)
         self._show(current)
 
+    def _check_alive(self, current: Rescaling) -> None:
+        """Raises StepAborted when a host is not there that it leads to: Spark would run that host's task on another, and
+        no step has used it yet that could notice."""
+        goal, alive = goal_of(current.intent), self.alive()
+        if alive is not None and (gone := sorted(set(goal.hosts) - set(alive))):
+            raise StepAborted(f"{', '.join(gone)} {'has' if len(gone) == 1 else 'have'} no executor")
+
     def _unprepared(self, current: Rescaling, standing: Standing, error: AnabranchError) -> None:
         if current.begun:
-            # Only hosts that are there can go on; recovery will find out.
-            self.note(f"rescaling {current.number} waits: {error}")
-            self.prepare(current, standing)
+            now = time.monotonic()
+            if current.waits_since is None:
+                current.waits_since = now
+                self.note(f"rescaling {current.number} waits: {error}")
+            if now - current.waits_since < _PATIENCE or current.cancelled:
+                current.retry_at = now + _PAUSE
+                return
+            current.cancelled, current.error = True, str(error)
+            self.note(f"rescaling {current.number} turns back: {error}")
+            self.next_leg(current, standing)
             return
         current.failures += 1
         if current.failures < _TRIES and isinstance(error, EngineError) and not current.cancelled:

@@ -54,6 +54,14 @@ class Rescaling:
     finishing: bool = False
     """Whether the next step runs in the final layout."""
     cancelled: bool = False
+    retry_at: float | None = None
+    """When it is to be prepared again, after that failed, on the clock."""
+    waits_since: float | None = None
+    """Since when it cannot be prepared, on the clock."""
+    leaves: bool = False
+    """Whether something leaves its place in the step under way, rather than to come back."""
+    forward: int = -1
+    """The last committed step in which something has."""
     planned: Moves | None = None
     """What the step under way does for it."""
     left: dict[ShardId, list[Copy]] = field(default_factory=dict)

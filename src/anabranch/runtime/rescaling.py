@@ -65,7 +65,7 @@ class Rescaler:
         """The hosts that can be had; None: any number of logical ones."""
         self.note = note
         self.scales = Scales()
-        self.migrator = Migrator(settings, jobdir, carrier, self.scales, note)
+        self.migrator = Migrator(settings, jobdir, carrier, self.scales, alive, note)
         self.current: Rescaling | None = None
         self.queue: deque[Waiting] = deque()
         self.ended: deque[dict[str, Any]] = deque(maxlen=_ENDED_KEPT)
@@ -106,15 +106,15 @@ class Rescaler:
 
     def cancel(self) -> dict[str, Any]:
         """Turn back.  Raises ConfigError when nothing is under way."""
-        if self.queue:
-            self.queue.clear()
-            if not self.active:
-                return {}
         current = self.current
         if current is None or current.over:
-            raise ConfigError("no rescaling is under way")
+            if not self.queue:
+                raise ConfigError("no rescaling is under way")
+            self.queue.clear()
+            return {}
         if current.finishing and not current.cancelled:
             raise ConfigError("the rescaling is over but for its last step; rescale again to turn back")
+        self.queue.clear()
         self.migrator.turn_back(current)
         return current.to_json()
 
@@ -207,21 +207,40 @@ class Rescaler:
     def stop_start(self) -> tuple[Layout, dict[str, Any]] | None:
         """The target of a rescaling that wants the flow to stop and start, and why; the step loop does it."""
         current = self.current
-        return (
-            (current.target, current.why()) if current is not None and current.state == "stopping" else None
-        )
+        if current is None or current.state != "stopping":
+            return None
+        if current.cancelled:
+            current.end("cancelled")
+            return None
+        return current.target, current.why()
+
+    def not_stopped(self, why: str) -> None:
+        """The flow could not stop in order to start again, and goes on as it is."""
+        assert self.current is not None
+        self.current.end("failed", why)
+        self.note(f"rescaling {self.current.number} failed, nothing has changed: {why}")
 
     def restarted(self, standing: Standing) -> None:
         """A stop-start rescaling is over."""
-        assert self.current is not None
-        self.current.target = standing.layout
-        self.current.end("done")
+        current = self.current
+        assert current is not None
+        current.target = standing.layout
+        current.end("done")
+        there = set(standing.layout.hosts if (alive := self.alive()) is None else alive)
+        left = [host for host in current.origin.hosts if host in there - {*standing.layout.hosts}]
+        self.carrier.clear(standing.spec(Attempt(0)), left, self._cleared)
 
-    def next_moves(self, standing: Standing, *, snapshot: bool) -> Moves | None:
+    def _cleared(self, future: Future[Any]) -> None:
+        try:
+            future.result()
+        except AnabranchError as error:
+            self.note(f"a host that was left could not be emptied: {error}")
+
+    def next_moves(self, standing: Standing, *, snapshot: Step | None) -> Moves | None:
         """What the next step does besides its work; None: nothing.
 
-        `snapshot` says that a checkpoint is being read: nothing may come back to a copy meanwhile, since what arrives is
-        written without undo, and would show in it.
+        `snapshot` is the step as of which a checkpoint is being read: what has left since may not come back meanwhile,
+        as what arrives is written without undo, and would show in it.
         """
         if self.current is None or self.current.over:
             return None

@@ -275,7 +275,10 @@ class StepLoop:
     def _stop_start(self, wanted: tuple[Layout, dict[str, Any]]) -> None:
         """Rescale the way of a restart: a checkpoint, then all state is opened anew in the other layout."""
         self._await_published()
-        self.checkpointer.settle(self.standing)
+        why = self.checkpointer.settle(self.standing, lambda: self.co.must_stop(0))
+        if why is not None:
+            self.rescaler.not_stopped(why)
+            return
         self._next_epoch()
         self._recover(target=wanted)
         self.rescaler.restarted(self.standing)
@@ -283,7 +286,7 @@ class StepLoop:
     def _step(self, backlog: Backlog) -> None:
         started = time.monotonic()
         settings = self.co.settings
-        moves = self.rescaler.next_moves(self.standing, snapshot=self.checkpointer.running)
+        moves = self.rescaler.next_moves(self.standing, snapshot=self.checkpointer.reading)
         layout = self._seated(backlog, self.standing.layout if moves is None else moves.placement.layout)
         if moves is None:
             self.standing.seat(layout)

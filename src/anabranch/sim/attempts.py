@@ -132,5 +132,6 @@ class Attempts:
             failed=None,
             placement=self._scene.number_placement(plan.after),
             cancelled=plan.cancelled,
+            forward=state.forward if all(piece.back for piece in plan.pieces) else run.fence.step,
             markers=tuple(sorted(markers.items())),
         )

@@ -78,7 +78,9 @@ class Rescaling:
 
     def held(self, state: State) -> tuple[ShardId, ...]:
         """What comes back would show in a checkpoint that began before it left."""
-        return () if state.reading is None else tuple(map(ShardId, range(len(self._case.owners))))
+        if state.reading is None or state.reading.at > state.forward:
+            return ()
+        return tuple(map(ShardId, range(len(self._case.owners))))
 
     def is_read(self, state: State, garbage: Garbage) -> bool:
         """A copy stays as long as a checkpoint reads it."""

@@ -125,6 +125,8 @@ class State(NamedTuple):
     cancels: int
     copy_failures: int
     checkpoints: int
+    forward: int = -1
+    """The last committed step in which something has left its place, rather than to come back."""
     outcome: bool | None = None
     """Whether it was cancelled, once it is over."""
     wrong: str | None = None

@@ -15,7 +15,7 @@ from anabranch.errors import EngineError, Fenced
 from anabranch.model.ids import HostId, RegionId, ShardId, Step, WorkerId
 from anabranch.model.placement import Copy
 from anabranch.spark.pools import Watch, write_files
-from anabranch.spark.shards import copy_path, host_dir, identity, state_root
+from anabranch.spark.shards import check_host, copy_path, host_dir, identity, state_root
 from anabranch.spark.spec import StepSpec
 from anabranch.state.boot import current_boot_id
 from anabranch.state.faults import with_growth
@@ -62,7 +62,8 @@ def snapshot_host(
     """
     hosts = spec.layout.hosts
     place = hosts.index(host)
-    host_dir(spec, host)
+    if copies := spec.placement.copies_at(host):
+        host_dir(spec, host)
     shards = [
         Source(
             str(copy_path(spec, copy)),
@@ -70,7 +71,7 @@ def snapshot_host(
             markers_of(spec, copy),
             hashes=(copy.low, copy.end),
         )
-        for copy in spec.placement.copies_at(host)
+        for copy in copies
     ]
     if version in Versions(storage).list():
         raise Fenced(f"checkpoint {version} exists already: another coordinator has made it")
@@ -158,8 +159,9 @@ def markers_of(spec: StepSpec, copy: Copy) -> dict[RegionId, Step]:
 def _stores(
     spec: StepSpec, worker: WorkerId, shards: Collection[ShardId] | None
 ) -> Iterable[tuple[Copy, ShardStore]]:
-    host_dir(spec, spec.layout.workers[worker])
-    for copy in _chosen(spec, worker, shards):
+    chosen = _chosen(spec, worker, shards)
+    check_host(spec, worker, chosen)
+    for copy in chosen:
         yield copy, ShardStore.open(copy_path(spec, copy), identity(spec, copy))
 
 

@@ -21,7 +21,7 @@ from anabranch.spark.pools import write_files
 from anabranch.spark.shards import copy_path, host_dir, identity, region_tables, state_root, weigh_each
 from anabranch.spark.spec import StepSpec
 from anabranch.state.identity import Fence
-from anabranch.state.removal import drop_shard
+from anabranch.state.removal import drop_shard, sweep_host
 from anabranch.state.store import ShardStore
 from anabranch.state.transfer import Cargo, collect
 
@@ -79,9 +79,22 @@ def arrived_state(blobs: Iterable[Blob]) -> list[Cargo]:
 
 
 def prepare_host(spec: StepSpec, host: HostId) -> dict[ShardId, int]:
-    """Make a host ready to hold shards; returns the bytes of the copies that it has, by slot."""
+    """Make a host ready to hold shards; returns the bytes of the copies that it has, by slot.
+
+    One that has none yet may have been the job's before, and have been lost, or left without being emptied: what it still
+    has would be in the way of what arrives.
+    """
     (state_root(spec) / host).mkdir(parents=True, exist_ok=True)
+    if not spec.placement.copies_at(host):
+        clear_host(spec, host)
     return weigh_host(spec, host)
+
+
+def clear_host(spec: StepSpec, host: HostId) -> list[str]:
+    """Remove from a host what the placement does not name there; returns the names of what was removed."""
+    keep = [identity(spec, copy) for copy in spec.placement.copies_at(host)]
+    fence = Fence(spec.epoch, spec.step, spec.attempt)
+    return write_files(partial(sweep_host, state_root(spec) / host, keep, fence, spec.generation))
 
 
 def weigh_host(spec: StepSpec, host: HostId) -> dict[ShardId, int]:

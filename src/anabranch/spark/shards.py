@@ -96,6 +96,13 @@ def host_dir(spec: StepSpec, host: HostId) -> Path:
     return directory
 
 
+def check_host(spec: StepSpec, worker: WorkerId, copies: Sequence[Copy]) -> None:
+    """Raises WrongHost when a worker's copies cannot be here.  Of a host without any, nothing is asked: it may have lost its
+    empty directory, and has lost no state with it."""
+    if copies:
+        host_dir(spec, spec.layout.workers[worker])
+
+
 def state_root(spec: StepSpec) -> Path:
     machine = os.environ.get(STATE_DIR_VARIABLE)
     return Path(machine) / spec.job if machine else Path(spec.state_root)
@@ -131,14 +138,15 @@ def _owned(
     plan: Plan, spec: StepSpec, worker: WorkerId, regions: Sequence[RegionId], cargos: Sequence[Cargo]
 ) -> tuple[list[OwnedShard], dict[ShardId, ShardId]]:
     """The worker's copies, and the slot of each by its shard: a worker never has two copies of a shard."""
-    host_dir(spec, spec.layout.workers[worker])
+    copies = spec.placement.copies_of(worker)
+    check_host(spec, worker, copies)
     arriving: dict[ShardId, list[Moving]] = {}
     for moving in spec.moving:
         if moving.target.worker == worker:
             arriving.setdefault(moving.shard, []).append(moving)
     tables = region_tables(plan, regions) if arriving else {}
     owned, slots = [], {}
-    for copy in spec.placement.copies_of(worker):
+    for copy in copies:
         movings = arriving.get(copy.shard)
         slots[copy.shard] = copy.slot
         owned.append(
@@ -203,8 +211,9 @@ def weigh_each(spec: StepSpec, copies: Iterable[Copy]) -> dict[ShardId, int]:
 
 def sync_shards(spec: StepSpec, worker: WorkerId) -> None:
     """Make the worker's shards durable, for an orderly stop."""
-    host_dir(spec, spec.layout.workers[worker])
-    for copy in spec.placement.copies_of(worker):
+    copies = spec.placement.copies_of(worker)
+    check_host(spec, worker, copies)
+    for copy in copies:
         store = ShardStore.open(copy_path(spec, copy), identity(spec, copy))
         store.stamp_clean(current_boot_id())
         crash.point(SYNCED)
