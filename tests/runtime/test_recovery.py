@@ -17,7 +17,9 @@ from anabranch.model.ids import Step
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.observe import Silent, StepDone
 from anabranch.runtime.outputs import changes, table
+from anabranch.runtime.recovery import fitting_markers
 from anabranch.runtime.run import run
+from anabranch.state.manifest import Manifest
 from anabranch.state.versions import Versions
 from anabranch.storage import record
 
@@ -273,3 +275,24 @@ def test_what_cannot_be_replayed_is_not_begun(tmp_path: Path, spark: SparkContex
     shutil.rmtree(where / "state")
     with pytest.raises(JobDirError, match="the first rows of the log of input 'words' were trimmed"):
         run(flow(), where, context=spark, until_idle=True)
+
+
+@pytest.mark.parametrize(
+    ("then", "markers", "fitting"),
+    [
+        (0, {}, {}),
+        (2, {"q": {0: 3, 1: 5}, "r": {}}, {"q": {0: 3, 1: 5}, "r": {}}),
+        # Slots 2 and 3 are the arriving copies of cut shards.
+        (2, {"q": {0: 10, 2: 15}, "r": {3: 13}}, {"q": {0: 15}, "r": {1: 13}}),
+        (2, {"q": {2: 13, 0: 14, 1: 5, 3: 5}}, {"q": {0: 14, 1: 5}}),
+        (4, {"q": {0: 3, 3: 7}, "r": {}}, {"q": {0: 7, 1: 7}}),
+    ],
+    ids=["empty", "whole", "cut", "cut, both written", "another number of shards"],
+)
+def test_a_shard_is_rebuilt_as_of_the_last_step_that_wrote_any_of_it(
+    then: int, markers: dict, fitting: dict
+) -> None:
+    progress = Progress(Step(20), markers=markers).to_json()
+    layout = {"shards": [0] * then} if then else {}
+    manifest = Manifest(2, Step(20), progress, layout, 4, "f", "0", 0.0, ())
+    assert fitting_markers(manifest, 2) == fitting

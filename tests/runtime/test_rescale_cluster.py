@@ -187,6 +187,55 @@ def test_a_host_joins_and_others_are_emptied_and_shut_down(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_a_host_comes_again_with_what_it_had(tmp_path: Path) -> None:
+    directory = tmp_path / "job"
+    with standalone_cluster(tmp_path / "cluster", (FIRST, SECOND)) as cluster:
+        with running(directory, "run", *cluster.arguments(), "--workers", "2", "--shards", "12") as run:
+            job = run.job()
+            join(cluster, job, THIRD)
+            job.rescale(3, timeout=PATIENCE)
+            run.more_steps()
+            cluster.shut_down(THIRD)
+            wait_until(lambda: job.status()["hosts"] == [FIRST, SECOND], "the host to be done without")
+            run.more_steps()
+            faults = len(run.events("fault"))
+            assert stores(cluster, directory, THIRD)
+            join(cluster, job, THIRD)
+            done = job.rescale(3, hosts=HOSTS, strategy="fluid", timeout=PATIENCE)
+            assert done["to"]["hosts"] == [*HOSTS]
+            check_disks(cluster, job, directory, HOSTS)
+            # A start anew leaves no state behind either, where a host is left.
+            job.rescale(2, remove_hosts=[THIRD], strategy="stop-start", timeout=PATIENCE)
+            run.more_steps()
+            wait_until(lambda: not stores(cluster, directory, THIRD), "the host to be emptied")
+            job.rescale(3, hosts=HOSTS, strategy="hot", timeout=PATIENCE)
+            run.more_steps()
+            check_disks(cluster, job, directory, HOSTS)
+            assert len(run.events("fault")) == faults
+        check_tables(directory)
+
+
+@pytest.mark.slow
+def test_a_host_dies_while_shards_split(tmp_path: Path) -> None:
+    directory = tmp_path / "job"
+    with standalone_cluster(tmp_path / "cluster", (FIRST, SECOND)) as cluster:
+        with running(directory, "run", *cluster.arguments(), "--workers", "2") as run:
+            job = run.job()
+            before = job.layout()
+            join(cluster, job, THIRD)
+            job.rescale(9, strategy="fluid", wait=False)
+            wait_until(lambda: job.status()["shards"] > before["shards"], "shards to split")
+            cluster.lose(THIRD)
+            wait_until(lambda: job.status()["migration"]["state"] in ENDED, "the rescaling to end")
+            assert job.status()["migration"]["state"] == "failed"
+            assert THIRD in job.status()["migration"]["error"]
+            run.more_steps()
+            assert job.status()["hosts"] == [FIRST, SECOND]
+            check_disks(cluster, job, directory, (FIRST, SECOND))
+        check_tables(directory)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dies", [THIRD, FIRST], ids=["the one that gets", "one that gives"])
 @pytest.mark.parametrize("strategy", ["hot", "sudden", "batched"])
 def test_a_host_dies_whatever_the_strategy(tmp_path: Path, strategy: str, dies: str) -> None:

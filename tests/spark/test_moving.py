@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from inprocess import InProcess
 from richflow import add_up, build, expected, write_input
 
 from anabranch.connect.source import Slice
-from anabranch.model.ids import Attempt, HostId, ShardId, Step
+from anabranch.errors import WrongHost
+from anabranch.model.ids import Attempt, Epoch, HostId, ShardId, Step, WorkerId
 from anabranch.model.layout import FixedSharding, Layout, rescale
 from anabranch.model.placement import Intent, joined, next_version
 from anabranch.protocol.migration import (
@@ -30,7 +33,9 @@ from anabranch.protocol.migration import (
 )
 from anabranch.runtime.standing import Moves
 from anabranch.runtime.targets import journeys, moves_of
+from anabranch.spark.background import roll_back_worker
 from anabranch.spark.moving import drop_copies, prepare_host
+from anabranch.spark.shards import sync_shards
 from anabranch.spark.spec import StepSpec
 
 
@@ -159,3 +164,34 @@ def test_every_step_is_what_it_would_have_been(tmp_path: Path, strategy: Strateg
     assert (migrating.cuts > 0) == (strategy is Strategy.FLUID)
     for name, table in expected(data).items():
         assert add_up([step[name] for step in steps if name in step]) == table, name  # type: ignore[index,operator]
+
+
+def test_a_host_that_was_the_jobs_before_is_cleared(tmp_path: Path) -> None:
+    write_input(tmp_path / "in", 0, orders=100)
+    job = InProcess(build(tmp_path / "in"), tmp_path / "job", 2, 8, hosts=2)
+    slices = job.cut(40)
+    job.commit(slices, job.attempt(slices))
+    # The second host is lost, and comes again with its disk when its shards are elsewhere, under other incarnations.
+    there = {path.name for path in (tmp_path / "job" / "state" / "host-1").glob("shard-*")}
+    assert there
+    job.epoch = Epoch(job.epoch + 1)
+    layout = rescale(job.layout, 2, hosts(1), FixedSharding(8))
+    lost = replace(job.spec(Attempt(0), {}), layout=layout)
+    assert prepare_host(lost, HostId("host-1")) == {}
+    assert [*(tmp_path / "job" / "state" / "host-1").glob("shard-*")] == []
+    # One that has shards keeps them, whatever else is under way.
+    kept = {path.name for path in (tmp_path / "job" / "state" / "host-0").glob("shard-*")}
+    assert prepare_host(job.spec(Attempt(0), {}), HostId("host-0"))
+    assert {path.name for path in (tmp_path / "job" / "state" / "host-0").glob("shard-*")} == kept
+
+
+def test_a_worker_without_shards_needs_no_directory(tmp_path: Path) -> None:
+    write_input(tmp_path / "in", 0, orders=100)
+    job = InProcess(build(tmp_path / "in"), tmp_path / "job", 2, 8, hosts=2)
+    layout = replace(job.layout, shards=(WorkerId(0),) * 8)
+    spec = replace(job.spec(Attempt(0), {}), layout=layout)
+    shutil.rmtree(tmp_path / "job" / "state" / "host-1")
+    roll_back_worker(spec, WorkerId(1))
+    sync_shards(spec, WorkerId(1))
+    with pytest.raises(WrongHost):
+        roll_back_worker(job.spec(Attempt(0), {}), WorkerId(1))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import lmdb
 import pytest
 from inprocess import InProcess
 from richflow import add_up, build, expected, write_input
 
 from anabranch.errors import Fenced, IncompleteInput, ShardMismatch, WrongHost
 from anabranch.model.ids import Attempt, WorkerId
+from anabranch.spark.shards import identity
 from anabranch.spark.stage import run_stage
+from anabranch.state.store import _OPEN, ShardStore
 
 
 def tables(job: InProcess, rows: int) -> dict[str, object]:
@@ -55,6 +58,22 @@ def test_a_step_that_failed_behind_any_stage_is_run_again(tmp_path: Path) -> Non
         steps.append(job.changes(job.commit(slices, reports)))
     for name, table in expected(data).items():
         assert add_up([step[name] for step in steps if name in step]) == table, name
+
+
+def test_a_stage_that_opens_no_shard_lets_go_of_those_that_were_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_input(tmp_path / "in", seed=4)
+    job = InProcess(build(tmp_path / "in"), tmp_path / "job", 2, 4)
+    assert not job.plan.regions(0)
+    dropped = ShardStore.create(
+        tmp_path / "dropped", identity(job.spec(Attempt(0), {}), next(job.placement.copies()))
+    )
+    shutil.rmtree(dropped.path)
+    monkeypatch.setattr(_OPEN, "_look_at", 0.0)
+    list(run_stage(job.plan, job.spec(Attempt(0), {}), 0, WorkerId(0), []))
+    with pytest.raises(lmdb.Error, match="closed"):
+        dropped.env.stat()
 
 
 def test_an_old_attempt_harms_nobody(tmp_path: Path) -> None:
