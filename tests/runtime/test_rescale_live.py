@@ -14,9 +14,10 @@ import pytest
 from pyspark import SparkContext
 
 import anabranch as ab
-from anabranch.errors import UserError
+from anabranch.errors import EngineError, UserError, WrongHost
 from anabranch.log.steplog import Progress
 from anabranch.model.ids import HostId
+from anabranch.runtime.checkpointer import Checkpointer
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.jobhandle import Job
 from anabranch.runtime.observe import Silent, StepDone
@@ -198,9 +199,12 @@ def test_turning_back(tmp_path: Path, spark: SparkContext) -> None:
 
 
 def test_what_cannot_be_had_is_refused_and_what_comes_second_waits(
-    tmp_path: Path, spark: SparkContext
+    tmp_path: Path, spark: SparkContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = Live(tmp_path / "job", spark)
+
+    def lost(*_: object) -> None:
+        raise WrongHost("a task found no shards")
 
     def command(job: Job) -> None:
         with pytest.raises(UserError, match=r"--workers 13: the job has 12 shards"):
@@ -217,6 +221,14 @@ def test_what_cannot_be_had_is_refused_and_what_comes_second_waits(
         done = job.rescale(remove_hosts=["host-0"], timeout=60)
         assert done["to"]["hosts"] == ["host-1"]
         assert [one["host"] for one in job.hosts()] == ["host-1"]
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpointer, "_write", lost)
+            with pytest.raises(
+                EngineError, match="its checkpoint failed: a task found no shards; the layout is"
+            ):
+                job.rescale(3, strategy="stop-start", timeout=60)
+        # The flow goes on, and so do its checkpoints.
+        job.checkpoint(timeout=60)
 
     live.check(live.run(command))
     assert live.watch.faults == []

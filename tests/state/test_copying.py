@@ -30,11 +30,17 @@ from transfer_helpers import (
 from anabranch.errors import Fenced, ShardMismatch
 from anabranch.model.ids import Epoch, Step
 from anabranch.state import asof, copying
+from anabranch.state.copying import Filler
+from anabranch.state.removal import drop_shard
 from anabranch.state.store import ShardStore
-from anabranch.state.transaction import marker_of, rollback_shard
+from anabranch.state.transaction import marker_of, read_fence, rollback_shard
 from anabranch.state.transfer import Arrival, Cargo, copy_in, copy_out
 
 NEW = identity(incarnation=1)
+
+
+def filler(job: int, run: bytes = b"") -> Filler:
+    return Filler(Epoch(0), job, run)
 
 
 class Copier:
@@ -47,6 +53,7 @@ class Copier:
         self.state: State = {}
         self.writes: list[Rows] = []
         self.copied: int | None = None
+        self.jobs = 0
 
     def run(self, rows: Rows) -> None:
         run(owned(self.old), self.step, rows)
@@ -76,9 +83,10 @@ class Copier:
     def copy(self, beside: list[Rows] | None = None, marks: int | None = 0, anew: bool = False) -> None:
         at = self.step
         first = anew or self.copied is None
+        self.jobs += 1
         # One by one, as they come from the network.
         for cargo in self.read(beside or [], marks, anew):
-            copy_in(self.new, NEW, [cargo], fence(at), Step(at), first)
+            copy_in(self.new, NEW, [cargo], fence(at), Step(at), first, filler(self.jobs))
             first = False
         self.copied = at
 
@@ -170,7 +178,7 @@ def test_marks_of_the_switch_suffice_where_the_copy_had_none(shard: Copier) -> N
 
 def test_changes_for_a_copy_of_another_step_are_refused(shard: Copier) -> None:
     with pytest.raises(ShardMismatch, match="found none there"):
-        copy_in(shard.new, NEW, shard.read([]), fence(2), Step(2), False)
+        copy_in(shard.new, NEW, shard.read([]), fence(2), Step(2), False, filler(1))
     shard.copy()
     shard.run(rows(1))
     shard.copied = 1
@@ -188,18 +196,106 @@ def test_a_copier_that_comes_too_late_is_refused(shard: Copier) -> None:
     before = dump(ShardStore.open(shard.new))
     for first in (True, False):
         with pytest.raises(Fenced, match="comes too late"):
-            copy_in(shard.new, NEW, late, fence(2), Step(2), first)
+            copy_in(shard.new, NEW, late, fence(2), Step(2), first, filler(9))
     assert dump(ShardStore.open(shard.new)) == before
 
 
 def test_a_half_made_copy_is_replaced_and_a_foreign_store_is_not(shard: Copier) -> None:
-    copy_in(shard.new, NEW, shard.read([])[:1], fence(2), Step(2), True)
+    copy_in(shard.new, NEW, shard.read([])[:1], fence(2), Step(2), True, filler(0))
     shard.run({("q.a", address(1)): None})
     shard.copy()
     assert content(shard.new) == shard.state
     with pytest.raises(ShardMismatch, match="incarnation"):
-        copy_in(shard.old, NEW, shard.read([], anew=True), fence(3), Step(3), True)
+        copy_in(shard.old, NEW, shard.read([], anew=True), fence(3), Step(3), True, filler(9))
     assert content(shard.old) == shard.state
+
+
+def put(shard: Copier, cargos: list[Cargo], who: Filler, first: bool = True) -> None:
+    """As of step 2, whoever does it: jobs as of one step have one fence."""
+    copy_in(shard.new, NEW, cargos, fence(2), Step(2), first, who)
+
+
+@settings(max_examples=60, deadline=None)
+@given(order=st.lists(st.booleans(), max_size=24), twin=st.booleans())
+def test_a_copier_of_a_job_that_failed_does_no_harm_to_the_next(
+    tmp_path_factory: pytest.TempPathFactory, order: list[bool], twin: bool
+) -> None:
+    """Both work as of one step, piece by piece in any order; the late one may be killed anywhere."""
+    shard = Copier(tmp_path_factory.mktemp("copy"))
+    shard.run(rows(*(n << 60 for n in range(15))))
+    shard.run(rows(1, table="r.t"))
+    pieces = shard.read([])
+    assert len(pieces) > 5
+    fillers = {True: filler(2, b"late") if twin else filler(1), False: filler(2, b"new")}
+    done = {True: 0, False: 0}
+    for late in [*order, *[False] * len(pieces)]:
+        if done[late] == len(pieces):
+            continue
+        try:
+            put(shard, [pieces[done[late]]], fillers[late], done[late] == 0)
+            done[late] += 1
+        except Fenced:
+            if not late:
+                # The twin came first, this one fails, and with it the job.
+                assert twin
+                assert done[False] == 0
+                return
+            done[late] = len(pieces)
+    with pytest.raises(Fenced):
+        put(shard, pieces[:1], fillers[True])
+    with pytest.raises(Fenced):
+        put(shard, pieces[:1], fillers[True], False)
+    shard.copied = 2
+    shard.switch(rows(9))
+    assert content(shard.new) == applied(shard.state, rows(9))
+
+
+def test_a_late_copier_cannot_put_into_a_copy_that_another_has_begun(shard: Copier) -> None:
+    pieces = shard.read([])
+    put(shard, pieces[:1], filler(1))
+    put(shard, [], filler(2))
+    assert not content(shard.new)
+    store = ShardStore.open(shard.new)
+    with store.begin(write=False) as txn:
+        assert read_fence(store, txn) == fence(2)
+    with pytest.raises(Fenced, match="copy job 1 of epoch 0 comes too late, job 2 of epoch 0"):
+        put(shard, pieces[1:], filler(1), False)
+    # A drop in between does not help it, nor does it harm the other unnoticed.
+    drop_shard(shard.new, NEW)
+    put(shard, pieces[:1], filler(1))
+    with pytest.raises(ShardMismatch, match="begun by copy job 1 of epoch 0"):
+        put(shard, pieces[1:], filler(2), False)
+
+
+def test_a_late_round_is_refused_once_the_next_has_put_something(shard: Copier) -> None:
+    shard.copy()
+    shard.run(rows(1, value=b"later"))
+    late = shard.read([])
+    shard.copy()
+    shard.copied = 2
+    shard.copy()
+    with pytest.raises(Fenced, match="copy job 2 of epoch 0 comes too late, job 3"):
+        copy_in(shard.new, NEW, late, fence(3), Step(3), False, filler(2))
+    shard.switch(rows(9))
+    assert content(shard.new) == applied(shard.state, rows(9))
+
+
+def test_a_copy_that_is_made_anew_holds_nothing_of_the_one_before(shard: Copier) -> None:
+    shard.run({("q.a", address(5, b"L" * 900)): b"long", ("r.t", address(1)): b"r"})
+    shard.copy()
+    shard.run(dict.fromkeys(shard.state))
+    shard.copied = None
+    shard.copy(marks=None)
+    assert content(shard.new) == {}
+    with pytest.raises(ShardMismatch, match="take a full checkpoint"):
+        changed(shard.new, 4, 3)
+
+
+def test_a_copy_of_an_earlier_boot_is_not_begun_anew(shard: Copier, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard.copy()
+    monkeypatch.setattr(copying, "current_boot_id", lambda: "another")
+    with pytest.raises(ShardMismatch, match="earlier boot"):
+        shard.copy(anew=True)
 
 
 def test_a_shard_that_is_behind_is_not_copied(shard: Copier) -> None:

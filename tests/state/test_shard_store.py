@@ -15,7 +15,7 @@ from shard_processes import grow_map, start
 from anabranch.errors import CorruptError, EngineError, ShardMismatch
 from anabranch.model.ids import HostId, ShardId
 from anabranch.state.boot import current_boot_id
-from anabranch.state.environments import OpenEnvironments
+from anabranch.state.environments import SECONDS, OpenEnvironments
 from anabranch.state.identity import ShardIdentity, decode_fence, encode_fence
 from anabranch.state.store import ShardStore, shard_path
 from anabranch.state.worker import OwnedShard
@@ -111,6 +111,36 @@ def test_the_least_recently_used_is_closed_unless_it_is_written(tmp_path: Path) 
     assert [name for name, store in stores.items() if store.env.closed] == ["b", "c"]
     assert cache.find(str(tmp_path / "a")) is stores["a"]
     assert len(cache) == 2
+
+
+def test_stores_whose_files_are_gone_are_closed_in_time_unless_they_are_written(tmp_path: Path) -> None:
+    now = 100.0
+    cache: OpenEnvironments[_Store] = OpenEnvironments(clock=lambda: now)
+    stores = {name: _Store() for name in ("stays", "dropped", "replaced", "written")}
+    for name, store in stores.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.mdb").touch()
+        cache.remember(str(tmp_path / name), store)
+
+    def closed() -> list[str]:
+        assert cache.find(str(tmp_path / "stays")) is stores["stays"]
+        return [name for name, store in stores.items() if store.env.closed]
+
+    now += SECONDS
+    assert closed() == []
+    for name in ("dropped", "replaced", "written"):
+        (tmp_path / name).rename(tmp_path / f"{name}~dropped")
+    (tmp_path / "replaced").mkdir()
+    (tmp_path / "replaced" / "data.mdb").touch()
+    stores["written"].writing = True
+    now += SECONDS / 2
+    assert closed() == []
+    now += SECONDS / 2
+    assert closed() == ["dropped", "replaced"]
+    stores["written"].writing = False
+    now += SECONDS
+    assert closed() == ["dropped", "replaced", "written"]
+    assert len(cache) == 1
 
 
 @pytest.mark.parametrize("write", [False, True])

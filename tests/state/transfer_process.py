@@ -8,6 +8,7 @@ from shard_helpers import fence, identity
 from transfer_helpers import ALL, TABLES, address, owned, run, take
 
 from anabranch.model.ids import Epoch, Step
+from anabranch.state.copying import Filler
 from anabranch.state.removal import drop_shard
 from anabranch.state.store import ShardStore
 from anabranch.state.transaction import marker_of
@@ -34,6 +35,7 @@ def copy(root: Path, attempt: int) -> None:
     store = ShardStore.open(root / "old")
     markers = {r: s for r in TABLES if (s := marker_of(store, r)) is not None}
     pieces = copy_out(store, Step(1), Epoch(0), markers, ALL, TABLES, Step(0), None)
-    copy_in(root / "new", identity(incarnation=1), pieces, fence(1, attempt), Step(1), True)
+    filler = Filler(Epoch(0), attempt, b"")
+    copy_in(root / "new", identity(incarnation=1), pieces, fence(1, attempt), Step(1), True, filler)
     cargos = take(root / "old", 1, attempt=attempt, since=1)
     run(owned(root / "new", 1, arriving=Arrival(cargos, False)), 1, LAST, attempt=attempt)

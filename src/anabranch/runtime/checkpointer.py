@@ -21,7 +21,7 @@ from typing import Any
 
 from anabranch.connect.sink import Sink
 from anabranch.connect.source import Source
-from anabranch.errors import AnabranchError, CorruptError, ShardMismatch, SparkLost
+from anabranch.errors import AnabranchError, CorruptError, ShardMismatch, SparkLost, WrongHost
 from anabranch.log.steplog import Progress, StepLog
 from anabranch.model.ids import Attempt, Step
 from anabranch.protocol import checkpointing as machine
@@ -155,7 +155,9 @@ class Checkpointer:
             except AnabranchError as error:
                 log.warning("a checkpoint failed version=%d error=%s", job.version, error)
                 self.note(f"checkpoint {job.version} failed and is tried again: {error}")
-                self._failures, self._failure = self._failures + 1, str(error)
+                # Where state is lost, only a recovery helps.
+                lost = isinstance(error, ShardMismatch | WrongHost)
+                self._failures, self._failure = self._failures + (_TRIES if lost else 1), str(error)
                 event = machine.SnapshotFailed(job.version, str(error))
             if event is not None:
                 self._tell(event, standing)

@@ -309,16 +309,19 @@ class Recovery:
 def fitting_markers(manifest: Manifest, shards: int) -> dict[RegionId, dict[ShardId, Step]]:
     """The markers of a checkpoint for `shards` whole shards.
 
-    Those of arriving copies are left out.  Where the job had another number of shards then, all shards are rebuilt, and
-    any step before the checkpoint will do, as long as all say the same.
+    Of a shard that was cut, what was written last in either of its copies counts: were it rebuilt with an older step,
+    a later recovery would take it for state of that step.  Where the job had another number of shards then, all shards are
+    rebuilt, and any step before the checkpoint will do, as long as all say the same.
     """
     markers = Progress.from_json(manifest.progress).markers
     # Of the empty state there is no layout.
     if len(manifest.layout.get("shards", ())) in (0, shards):
-        return {
-            region: {shard: step for shard, step in steps.items() if shard < shards}
-            for region, steps in markers.items()
-        }
+        fitting: dict[RegionId, dict[ShardId, Step]] = {region: {} for region in markers}
+        for region, steps in markers.items():
+            for slot, step in steps.items():
+                shard = ShardId(slot % shards)
+                fitting[region][shard] = max(step, fitting[region].get(shard, step))
+        return fitting
     return {
         region: dict.fromkeys(map(ShardId, range(shards)), max(steps.values()))
         for region, steps in markers.items()

@@ -10,10 +10,12 @@ and a receiver that misses one fails the job.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import msgpack
 from py4j.protocol import Py4JError
@@ -30,7 +32,7 @@ from anabranch.spark.pools import Watch, begin
 from anabranch.spark.shards import copy_path, host_dir, identity
 from anabranch.spark.spec import StepSpec
 from anabranch.state.cargo import Cargo
-from anabranch.state.copying import copy_in, copy_out
+from anabranch.state.copying import Filler, copy_in, copy_out
 from anabranch.state.identity import Fence
 from anabranch.state.store import ShardStore
 
@@ -50,6 +52,8 @@ class HostCopier:
         self._tables = dict(tables)
         self._placed = placed
         self._handles: dict[tuple[HostId, ...], Any] = {}
+        self._jobs = itertools.count(1)
+        """Numbers every job, so that tasks of one that was given up cannot fill what a later one fills (CPY-4)."""
 
     def copy(self, spec: StepSpec, pairs: Sequence[Pair], since: Step | None) -> int:
         """Make the copies as of `spec.step`, or bring them there from `since`; returns the bytes that travelled.
@@ -67,9 +71,10 @@ class HostCopier:
 
     def _copy(self, spec: StepSpec, pairs: Sequence[Pair], since: Step | None) -> int:
         hosts = tuple(sorted({copy.host for pair in pairs for copy in pair[:2]}))
-        work = _Work(spec, tuple(pairs), since, hosts, self._tables)
 
         def job(dag: Dag) -> list[bytes]:
+            # Numbered here, since it may be run twice.
+            work = _Work(spec, tuple(pairs), since, hosts, self._tables, next(self._jobs))
             handles = self._handles_of(hosts)
             exchanged, shuffle = dag.exchanged(handles, Exchanging(_Out(work)), len(hosts))
             arrived = dag.beside(handles, exchanged) if self._placed else exchanged
@@ -116,12 +121,14 @@ class _Work:
         since: Step | None,
         hosts: tuple[HostId, ...],
         tables: Mapping[RegionId, tuple[str, ...]],
+        job: int,
     ) -> None:
         self.spec = spec
         self.pairs = pairs
         self.since = since
         self.hosts = hosts
         self.tables = dict(tables)
+        self.job = job
 
 
 class _Out:
@@ -184,6 +191,7 @@ class _In:
         work, spec = self.work, self.work.spec
         targets = {target.shard: target for _, target, _, _ in work.pairs if target.host == host}
         fence = Fence(spec.epoch, spec.step, spec.attempt)
+        filler = Filler(spec.epoch, work.job, uuid4().bytes)
         begun: set[ShardId] = set()
         got, promised = [0] * len(work.hosts), [-1] * len(work.hosts)
         size = 0
@@ -202,13 +210,13 @@ class _In:
             target = targets[cargo.shard]
             first = work.since is None and cargo.shard not in begun
             begun.add(cargo.shard)
-            copy_in(copy_path(spec, target), identity(spec, target), [cargo], fence, spec.step, first)
+            copy_in(copy_path(spec, target), identity(spec, target), [cargo], fence, spec.step, first, filler)
             size += cargo.size
         if work.since is None:
             for shard in targets.keys() - begun:
                 # A flow without state has shards too.
                 target = targets[shard]
-                copy_in(copy_path(spec, target), identity(spec, target), (), fence, spec.step, True)
+                copy_in(copy_path(spec, target), identity(spec, target), (), fence, spec.step, True, filler)
         if got != promised:
             raise IncompleteInput(
                 f"copying to {host} as of step {spec.step}: {promised} pieces were sent by the hosts and {got} arrived; a "

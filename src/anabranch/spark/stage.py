@@ -36,6 +36,7 @@ from anabranch.spark.moving import STATE, arrived_state, collect_leaving
 from anabranch.spark.reads import without_lost
 from anabranch.spark.shards import StageState, run_with_state, weigh_copies
 from anabranch.spark.spec import Assigned, Lost, Report, StepSpec
+from anabranch.state.store import ShardStore
 from anabranch.storage import open_storage
 
 _NOTHING = pl.DataFrame()
@@ -46,6 +47,8 @@ def run_stage(
 ) -> Iterator[tuple[int, bytes]]:
     """Run a stage; yields (receiver, blob) for the next stage, or the last stage's reports as one blob."""
     started = time.perf_counter()
+    # Here and not only where shards are opened: a process may have none left.
+    ShardStore.forget_gone()
     blobs = check_complete(spec, stage, worker, arrived) if stage > 0 else []
     received = time.perf_counter()
     moving, collected = collect_leaving(plan, spec, stage, worker) if spec.moving else ([], {})

@@ -9,6 +9,8 @@ CPY-2  Nothing in a copy counts before that.  So cargo may come twice, and one t
        that step on a copier comes too late, also one that was told to copy as of this very step.
 CPY-3  A step that switched to it in vain is undone before the copy is brought further; the changes that had come with
        that step are among those that come now.
+CPY-4  Jobs as of one step have one fence: one that starved is run again, and so is one that failed.  So a copy says which
+       job filled it last, and tasks of earlier ones come too late.
 
 Must not know: Spark, who decides what is copied and when it is whole.
 """
@@ -18,26 +20,41 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgpack
 
 from anabranch import crash
-from anabranch.errors import Fenced, ShardMismatch
+from anabranch.errors import CorruptError, Fenced, ShardMismatch
 from anabranch.model.ids import Epoch, RegionId, Step
 from anabranch.model.ranges import HashRange
 from anabranch.state.arrival import copied, fill, marks_of, set_copied
 from anabranch.state.asof import AsOf
+from anabranch.state.boot import current_boot_id
 from anabranch.state.cargo import Cargo, CargoTable, packed
 from anabranch.state.faults import with_growth
 from anabranch.state.history import Arrived, History
 from anabranch.state.identity import Fence, ShardIdentity
-from anabranch.state.removal import drop_shard
-from anabranch.state.store import ShardStore
+from anabranch.state.store import META, ShardStore
 from anabranch.state.transaction import check_fence, store_fence, write_transaction
 from anabranch.state.undo import UndoRing, short_name
 
 FILLED = crash.declare("copy.filled", "some of a shard's keys are in a copy that is made beside the steps")
 CHUNK_BYTES = 4 << 20
+_FILLER = b"filler"
+
+
+class Filler(NamedTuple):
+    """A task that fills copies, in the order of all such tasks (CPY-4)."""
+
+    epoch: Epoch
+    job: int
+    """Grows with every job of the epoch, also with one that is run again."""
+    run: bytes
+    """Names the task: Spark may start another of the same job, and that would empty what this one has filled."""
+
+    def __str__(self) -> str:
+        return f"job {self.job} of epoch {self.epoch}"
 
 
 def copy_out(
@@ -103,6 +120,7 @@ def copy_in(
     fence: Fence,
     at: Step,
     first: bool,
+    filler: Filler,
 ) -> None:
     """Put what was read as of `at` into a copy; a transaction for each piece.
 
@@ -113,33 +131,54 @@ def copy_in(
         fence: The copier's place among all writers.
         at: As of which step they were read.
         first: Whether to make the copy anew, in place of one of the same identity that was begun.
+        filler: Who puts it.
 
     Raises:
-        Fenced: A newer writer was here.
-        ShardMismatch: Another store is there; or there is none, or one of another step, to bring further.
+        Fenced: A newer writer was here, or another task of the same job.
+        ShardMismatch: Another store is there; or there is none, or one of another step, to bring further; or what was begun
+            is not there any more.
         StorageFullError: The disk is full.
     """
     if first:
-        _begin(path, identity, fence)
+        with_growth(partial(_begin, path, identity, fence, filler))
     for cargo in cargos:
-        with_growth(partial(_put, path, identity, cargo, fence, at))
+        with_growth(partial(_put, path, identity, cargo, fence, at, filler))
         crash.point(FILLED)
 
 
-def _begin(path: str | os.PathLike[str], identity: ShardIdentity, fence: Fence) -> None:
-    if (Path(path) / "data.mdb").exists():
-        store = ShardStore.ensure(path, identity)
-        with store.begin(write=False) as txn:
-            _check_late(store, txn, fence)
-        drop_shard(path, identity)
-    ShardStore.create(path, identity)
+def _begin(path: str | os.PathLike[str], identity: ShardIdentity, fence: Fence, filler: Filler) -> None:
+    """Empty the copy where it is, in the transaction that finds that this is not too late.
+
+    Were it dropped and made again, a late task could look, wait, and drop what another has filled meanwhile.
+    """
+    store = ShardStore.ensure(path, identity)
+    if store.boot_id() != current_boot_id():
+        raise ShardMismatch(
+            f"shard {store.path}: a copy of an earlier boot of this host is in the way, and may be torn; remove it"
+        )
+    with write_transaction(store) as txn:
+        _check_late(store, txn, fence, filler)
+        store.empty(txn)
+        _store_filler(store, txn, filler)
+        store_fence(store, txn, fence)
 
 
-def _put(path: str | os.PathLike[str], identity: ShardIdentity, cargo: Cargo, fence: Fence, at: Step) -> None:
+def _put(
+    path: str | os.PathLike[str],
+    identity: ShardIdentity,
+    cargo: Cargo,
+    fence: Fence,
+    at: Step,
+    filler: Filler,
+) -> None:
     store = ShardStore.open(path, identity)
     store.reserve(cargo.keys, cargo.size)
     with write_transaction(store) as txn:
-        _check_late(store, txn, fence)
+        last = _check_late(store, txn, fence, filler)
+        if cargo.since is None and last != filler:
+            raise ShardMismatch(
+                f"shard {store.path}: it was begun by copy {filler}, and then dropped and begun by copy {last}; copy it anew"
+            )
         ring = UndoRing(store, txn)
         found = copied(store, txn)
         if cargo.since is not None and (found is None or not cargo.since <= found <= at):
@@ -157,11 +196,17 @@ def _put(path: str | os.PathLike[str], identity: ShardIdentity, cargo: Cargo, fe
         if cargo.before is not None:
             ring.set_marker(region, cargo.before)
         set_copied(store, txn, at)
+        _store_filler(store, txn, filler)
         store_fence(store, txn, fence)
 
 
-def _check_late(store: ShardStore, txn: Any, fence: Fence) -> None:
-    """Raise Fenced if a newer writer was here, or the step as of which the copy is made, which has the same fence."""
+def _check_late(store: ShardStore, txn: Any, fence: Fence, filler: Filler) -> Filler | None:
+    """Who filled it last.
+
+    Raises:
+        Fenced: A newer writer was here; or the step as of which the copy is made, or a later job or another task of this
+            one, which have the same fence.
+    """
     check_fence(store, txn, fence)
     ring = UndoRing(store, txn)
     for region in ring.regions():
@@ -170,6 +215,22 @@ def _check_late(store: ShardStore, txn: Any, fence: Fence) -> None:
             raise Fenced(
                 f"shard {store.path}: {fence} comes too late to copy it, step {marker.step} has switched to it"
             )
+    last = _last_filler(store, txn)
+    if last is not None and last != filler and last[:2] >= filler[:2]:
+        raise Fenced(f"shard {store.path}: copy {filler} comes too late, {last} has filled it")
+    return last
+
+
+def _last_filler(store: ShardStore, txn: Any) -> Filler | None:
+    raw = txn.get(_FILLER, db=store.env.open_db(META, txn=txn))
+    try:
+        return None if raw is None else Filler(*msgpack.unpackb(raw))
+    except (ValueError, TypeError) as error:
+        raise CorruptError(f"shard {store.path}: who copied it does not parse: {error!r}") from error
+
+
+def _store_filler(store: ShardStore, txn: Any, filler: Filler) -> None:
+    txn.put(_FILLER, msgpack.packb(tuple(filler)), db=store.env.open_db(META, txn=txn))
 
 
 def _marks(reader: AsOf, since: Step | None, hashes: HashRange) -> tuple[Step, dict[bytes, set[bytes]]]:

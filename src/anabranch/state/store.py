@@ -171,7 +171,25 @@ class ShardStore:
         """Close what this process has open at a path, without looking at the files there."""
         _OPEN.forget(os.path.abspath(path))
 
+    @staticmethod
+    def forget_gone() -> None:
+        """Close what this process has open of shards that were dropped; costs nothing but every few seconds."""
+        _OPEN.forget_gone()
+
     # --- transactions
+
+    def empty(self, txn: Any) -> None:
+        """Leave nothing but the identity, and tables without keys, in a write transaction.
+
+        The file keeps its size, and what is put next finds room in it.
+        """
+        meta = self.env.open_db(META, txn=txn)
+        for name in list(txn.cursor().iternext(values=False)):
+            if name != META:
+                txn.drop(self.env.open_db(name, txn=txn), delete=False)
+        for key in list(txn.cursor(db=meta).iternext(values=False)):
+            if key != _IDENTITY:
+                txn.delete(key, db=meta)
 
     def begin(self, *, write: bool) -> Any:
         """An LMDB transaction; adopts a map that another process has grown, and grows ahead of need.
