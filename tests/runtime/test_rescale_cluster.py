@@ -230,8 +230,10 @@ def test_a_host_dies_while_shards_split(tmp_path: Path) -> None:
             assert job.status()["migration"]["state"] == "failed"
             assert THIRD in job.status()["migration"]["error"]
             run.more_steps()
-            assert job.status()["hosts"] == [FIRST, SECOND]
-            check_disks(cluster, job, directory, (FIRST, SECOND))
+            # One of the others may have come after the start.
+            hosts = tuple(one["host"] for one in before["hosts"])
+            assert tuple(job.status()["hosts"]) == hosts
+            check_disks(cluster, job, directory, hosts)
         check_tables(directory)
 
 
