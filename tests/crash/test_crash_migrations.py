@@ -109,6 +109,7 @@ class Play:
         self.harvest = Harvest(self.job)
         self.fed = -ROWS_EVERY
         """The number of steps when the last rows came."""
+        self.feeding = True
         self.runs = 0
         self.driver: Driver
 
@@ -135,7 +136,8 @@ class Play:
 
         def look() -> bool:
             self.harvest.gather()
-            if len(self.harvest) >= self.fed + ROWS_EVERY or told(self.job).get("state") == "idle":
+            due = len(self.harvest) >= self.fed + ROWS_EVERY
+            if self.feeding and (due or told(self.job).get("state") == "idle"):
                 self.feed.give()
                 self.fed = len(self.harvest)
             return bool(condition()) or self.ended
@@ -296,7 +298,7 @@ class Play:
 
     def finish(self) -> None:
         """Read all there is, stop, and compare with the oracle."""
-        self.feed.give_all()
+        self.feeding = False
         ends = {
             name: {part: at for part, at in one.items() if at} for name, one in self.inputs.ends().items()
         }
