@@ -210,8 +210,7 @@ class Round:
         """Gather what was committed; a driver that is down without our doing is a failure."""
         self.harvest.gather()
         self._count_ended()
-        if self._asleep and (len(self.harvest) >= self._wake[0] or time.monotonic() > self._wake[1]):
-            self._wake_up()
+        self._wake_in_time()
         if self.driver.running:
             return
         said = self.driver.said()
@@ -244,7 +243,9 @@ class Round:
                 path.write_bytes(data)
         self.backups.clear()
 
-    def _wake_up(self) -> None:
+    def _wake_in_time(self) -> None:
+        if not self._asleep or (len(self.harvest) < self._wake[0] and time.monotonic() < self._wake[1]):
+            return
         woken = sum(send(process, signal.SIGCONT) for process in reversed(self._asleep))
         self._asleep = []
         self.tell(f"{woken} ghosts woke up")
@@ -273,7 +274,13 @@ class Round:
         return self._last_kill[1] <= 2
 
     def _settle(self) -> None:
-        if not wait_until(lambda: self.driver.started or not self.driver.running, _STUCK):
+        """Wait until the driver has started, or is down.  A ghost may hold a lock that it needs to start."""
+
+        def settled() -> bool:
+            self._wake_in_time()
+            return self.driver.started or not self.driver.running
+
+        if not wait_until(settled, _STUCK):
             raise Failed(f"the driver has not started within {_STUCK:.0f} s; {self._where()}")
         self._look()
 
