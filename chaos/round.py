@@ -274,11 +274,12 @@ class Round:
         return self._last_kill[1] <= 2
 
     def _settle(self) -> None:
-        """Wait until the driver has started, or is down.  A ghost may hold a lock that it needs to start."""
+        """Wait until the driver has started, or is down, and no ghost sleeps: one may hold a lock that the driver needs, to
+        start, to answer or to stop, and nobody looks after ghosts while an action waits for that."""
 
         def settled() -> bool:
             self._wake_in_time()
-            return self.driver.started or not self.driver.running
+            return not self._asleep and (self.driver.started or not self.driver.running)
 
         if not wait_until(settled, _STUCK):
             raise Failed(f"the driver has not started within {_STUCK:.0f} s; {self._where()}")
