@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -114,23 +115,33 @@ class Suite:
         return [compare("bytes moved, 2 → 4 → 3 workers of one host", moved, 0.0, "bytes", most=1)]
 
     def growth(self, chosen: Options) -> list[Row]:
-        """At one rate, which leaves steady steps as long with the larger state as with the smaller one, and `hot` hot."""
+        """At one rate, which leaves steady steps as long with the larger state as with the smaller one, and `hot` hot.
 
-        def longest(strategy: str, which: str, keys: int, number: int) -> float:
-            found = self.common_run(strategy, chosen, keys, number)
-            return 1000 * max(one[which] for one in found["migrations"])
+        The more steps a migration takes, the more of them are held up by neighbours of the machine: steps from which it
+        stole do not count on either side. The ratio with them is printed beside.
+        """
+
+        rounds = range(min(chosen.rounds, _COMMON_ROUNDS))
+
+        def longest(strategy: str, which: str, keys: int) -> float:
+            """The longest of a run, and of runs the median."""
+            runs = [self.common_run(strategy, chosen, keys, number) for number in rounds]
+            return 1000 * median([max(one[which] for one in run["migrations"]) for run in runs])
 
         rows = []
         for strategy, which, name in (
-            ("fluid", "longest_step", "longest step of a migration"),
-            ("hot", "longest_moving_step", "longest switching step"),
+            ("fluid", "step", "longest step of a migration"),
+            ("hot", "moving_step", "longest switching step"),
         ):
-            found = [
-                [longest(strategy, which, keys, number) for keys in (5 * self.keys, self.keys)]
-                for number in range(min(chosen.rounds, _COMMON_ROUNDS))
-            ]
-            large, small = (median(side) for side in zip(*found, strict=True))
+            # In turn, so that both states get the same weather.
+            for number, keys in product(rounds, (5 * self.keys, self.keys)):
+                self.common_run(strategy, chosen, keys, number)
+            large, small = (longest(strategy, f"longest_calm_{which}", n) for n in (5 * self.keys, self.keys))
             rows.append(compare(f"{strategy}: {name}, 5 times the keys vs 1", large, small, "ms", most=1.3))
+            large, small = (longest(strategy, f"longest_{which}", n) for n in (5 * self.keys, self.keys))
+            print(
+                f"{strategy}: {name}, of all: {large:.0f} vs {small:.0f} ms, {large / small:.2f}", flush=True
+            )
         return rows
 
     def price(self, chosen: Options) -> list[Row]:
@@ -231,7 +242,8 @@ def describe(run: Run) -> str:
     return "\n".join(
         f"  {run['strategy']}, {one['from']} → {one['to']}: {one['seconds']:.1f} s, highest "
         f"{1000 * one['highest']:.0f} ms ({one['ratio']:.2f} of steady), {one['bytes_moved'] / 1e6:.1f} MB of "
-        f"{one['minimum_bytes'] / 1e6:.1f}, silent {one['silent']:.2f} s, faults {run['faults']}"
+        f"{one['minimum_bytes'] / 1e6:.1f}, silent {one['silent']:.2f} s, longest step {1000 * one['longest_step']:.0f} ms "
+        f"(undisturbed {1000 * one['longest_calm_step']:.0f}), stolen {one['stolen']:.0%}, faults {run['faults']}"
         for one in run["migrations"]
     )
 

@@ -33,6 +33,7 @@ from bench.ours.common import answer
 from bench.ours.rescale_bytes import keys_of, layouts_of, minimum_bytes
 from bench.ours.rescale_flow import BEGIN_VARIABLE, KEYS_VARIABLE, PARTITIONS
 from bench.ours.state_size import anonymous_bytes
+from bench.weather import CALM, Weather
 
 INPUT = "drawn"
 WORKERS = (2, 4, 3)
@@ -179,8 +180,9 @@ def capacity(args: argparse.Namespace) -> None:
 def rescaled(args: argparse.Namespace) -> None:
     with scratch("ours-rescale") as root:
         with running(root, args) as flow:
-            memory = Memory(flow.child.pid)
+            memory, weather = Memory(flow.child.pid), Weather()
             memory.start()
+            weather.start()
             schedule = Schedule(flow.begin(args.rate), args.rate, PARTITIONS)
             flow.rest(args.warm_up + args.steady)
             done: list[dict[str, Any]] = []
@@ -190,8 +192,9 @@ def rescaled(args: argparse.Namespace) -> None:
                 # The steady window behind it is as long as it was.
                 flow.rest(max(args.steady, done[-1]["seconds"] + 2 * _SETTLE) + _SETTLE)
             ended = time.time()
-            memory.ended.set()
-            memory.join()
+            for watch in (memory, weather):
+                watch.ended.set()
+                watch.join()
             faults = flow.job.status()["faults"]
             flow.job.stop(timeout=600)
             flow.child.wait(600)
@@ -205,7 +208,7 @@ def rescaled(args: argparse.Namespace) -> None:
             rate=args.rate,
             steps=len(steps),
             faults=len(faults),
-            migrations=_judged(flow.job_path, args, schedule, steps, moved, done, memory),
+            migrations=_judged(flow.job_path, args, schedule, steps, moved, done, memory, weather),
             timeline=[list(asdict(one).values()) for one in timeline(steps, schedule)],
             ccdf=Latencies(inner).ccdf(),
             memory=memory.peak(since, ended),
@@ -220,6 +223,7 @@ def _judged(
     moved: dict[int, int],
     done: Sequence[dict[str, Any]],
     memory: Memory,
+    weather: Weather,
 ) -> list[dict[str, Any]]:
     layouts = layouts_of(JobDir(directory))
     hashes, sizes = keys_of(JobDir(directory), layouts[max(layouts)])
@@ -235,8 +239,8 @@ def _judged(
                 f"rescaling {one['id']} to {one['to']['workers']} workers says that it is {one['state']}, but the layouts "
                 f"that were recorded are {[(v, len(known.workers)) for v, known in layouts.items()]}"
             )
-        moving = [step for step in steps if moved.get(step.step) and began <= step.visible]
-        moving = [step for step in moving if step.visible <= result.ended]
+        inside = [step for step in steps if began <= step.visible <= result.ended]
+        moving = [step for step in inside if moved.get(step.step)]
         found.append(
             {
                 "from": one["from"]["workers"],
@@ -253,8 +257,11 @@ def _judged(
                 "lowest": result.lowest,
                 "silent": result.silent,
                 "longest_step": result.longest_step,
+                "longest_calm_step": _longest_calm(inside, weather),
                 "moving_steps": len(moving),
                 "longest_moving_step": max((step.seconds for step in moving), default=0.0),
+                "longest_calm_moving_step": _longest_calm(moving, weather),
+                "stolen": weather.stolen(began, result.ended),
                 "bytes_moved": one["bytes_moved"],
                 "minimum_bytes": minimum_bytes(hashes, sizes, before, after),
                 "memory": memory.peak(began, result.ended),
@@ -262,6 +269,12 @@ def _judged(
             }
         )
     return found
+
+
+def _longest_calm(steps: Sequence[Seen], weather: Weather) -> float:
+    """The longest of those that were not held up from outside; of all, where each was."""
+    calm = [step for step in steps if weather.stolen(step.visible - step.seconds, step.visible) <= CALM]
+    return max((step.seconds for step in calm or steps), default=0.0)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from bench.ours import rescale_flow
 from bench.ours.rescale_bytes import minimum_bytes
 from bench.ours.rescale_price import share
 from bench.rescale import Run, bytes_row, kept_row, latency_rows, summary, typical
+from bench.weather import stolen
 
 RATE = 1000.0
 SCHEDULE = Schedule(start=100.0, rate=RATE, partitions=4)
@@ -199,7 +200,10 @@ def migration(
         "kept": kept,
         "silent": 0.2,
         "longest_step": 0.3,
+        "longest_calm_step": 0.3,
         "longest_moving_step": 0.25,
+        "longest_calm_moving_step": 0.25,
+        "stolen": 0.0,
         "bytes_moved": moved,
         "minimum_bytes": minimum,
         "memory": {"rss": 10**9, "anonymous": 10**8},
@@ -250,6 +254,33 @@ def test_every_strategy_is_run_and_only_the_unnoticed_ones_again(monkeypatch: py
     assert [run["strategy"] for run in suite.measured["runs"]] == list(rescale.STRATEGIES)
     assert len(rows) == 4 + 2 + 4
     assert all(row.holds for row in rows)
+
+
+def test_steps_that_were_held_up_from_outside_do_not_count_for_growth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def ours(script: str, keys: int, *args: Any, timeout: float) -> Run:
+        strategy = args[1]
+        asked.append((strategy, keys))
+        # Two runs in three of the larger state were held up.
+        held = 2.0 if keys == 5000 and asked.count((strategy, keys)) != 2 else 0.3
+        return made(strategy, migration(longest_step=held, longest_moving_step=held), migration())
+
+    monkeypatch.setattr(rescale, "ours", ours)
+    rows = rescale.Suite(keys=1000, rate=None).growth(Options(quick=False, rounds=3, only=()))
+    assert asked == [(strategy, keys) for strategy in ("fluid", "hot") for keys in (5000, 1000) * 3]
+    assert [row.ratio for row in rows] == [1.0, 1.0]
+    assert "longest step of a migration, of all: 2000 vs 300 ms, 6.67" in capsys.readouterr().out
+
+
+def test_what_was_stolen_is_a_share_of_all_processors_time() -> None:
+    samples = [(10.0, 5.0), (10.5, 5.0), (11.0, 5.4), (11.5, 5.4)]
+    assert stolen(samples, 10.0, 10.5, 2) == 0.0
+    assert stolen(samples, 10.5, 11.0, 2) == pytest.approx(0.4)
+    assert stolen(samples, 10.75, 11.5, 2) == pytest.approx(0.2 / 1.5)
+    assert stolen([], 10.0, 11.0, 2) == 0.0
 
 
 def test_the_summary_has_a_line_for_each_migration() -> None:
