@@ -2,7 +2,7 @@
 
 For as long as nothing of ours runs, a step lasts longer without doing more. The kernel counts that time (`steal`), for all
 processors together and in hundredths of a second. Who looks for a longest step can so tell those that were held up from
-outside, without looking at how long they took.
+outside, without looking at how long they took. It is shown beside a figure and is no part of it.
 
 Must not know: steps, strategies.
 """

@@ -256,7 +256,7 @@ def test_every_strategy_is_run_and_only_the_unnoticed_ones_again(monkeypatch: py
     assert all(row.holds for row in rows)
 
 
-def test_steps_that_were_held_up_from_outside_do_not_count_for_growth(
+def test_all_steps_count_for_growth_and_undisturbed_ones_are_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[tuple[str, int]] = []
@@ -271,8 +271,9 @@ def test_steps_that_were_held_up_from_outside_do_not_count_for_growth(
     monkeypatch.setattr(rescale, "ours", ours)
     rows = rescale.Suite(keys=1000, rate=None).growth(Options(quick=False, rounds=3, only=()))
     assert asked == [(strategy, keys) for strategy in ("fluid", "hot") for keys in (5000, 1000) * 3]
-    assert [row.ratio for row in rows] == [1.0, 1.0]
-    assert "longest step of a migration, of all: 2000 vs 300 ms, 6.67" in capsys.readouterr().out
+    assert [row.holds for row in rows] == [False, False]
+    assert rows[0].ratio == pytest.approx(2.0 / 0.3)
+    assert "longest step of a migration, undisturbed: 300 vs 300 ms, 1.00" in capsys.readouterr().out
 
 
 def test_what_was_stolen_is_a_share_of_all_processors_time() -> None:
