@@ -39,7 +39,8 @@ UNNOTICED = ("fluid", "hot")
 """Those of which nobody should notice anything; the others are measured once, to compare."""
 COMMON_RATE = 20_000.0
 """Rows a second that all take with any state, where sides are compared."""
-_COMMON_ROUNDS = 3
+_SILENCE_ROUNDS = 3
+"""At most: the peers take minutes, and the sides are far apart."""
 _TIMELINE = "rescale-timeline.json"
 _TIMEOUT = 1800
 
@@ -155,7 +156,7 @@ class Suite:
         """The same rescale, 2 → 4, by others: how long nothing comes out."""
         runs: dict[str, list[Run]] = {strategy: [] for strategy in ("stop-start", *UNNOTICED)}
         seconds: dict[str, list[float]] = {}
-        for number in range(min(chosen.rounds, _COMMON_ROUNDS)):
+        for number in range(min(chosen.rounds, _SILENCE_ROUNDS)):
             for strategy, known in runs.items():
                 known.append(self.common_run(strategy, chosen, self.keys, number))
                 seconds.setdefault(strategy, []).append(known[-1]["migrations"][0]["silent"])
