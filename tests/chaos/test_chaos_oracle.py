@@ -135,7 +135,7 @@ def test_functions_with_state() -> None:
     assert run({"op": "stateful_batches", **weighted}, rows[:1], back) == [{made(4): 1}, {made(4): -1}]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), cut=st.integers(0, 60))
 def test_the_cutting_of_steps_does_not_change_the_table(seed: int, cut: int) -> None:
     """True of all operators but those whose result is a row for each step or each order."""

@@ -33,7 +33,7 @@ def csv_oracle(line: str) -> list[Any] | None:
     return [int(number) if number else None, text]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CSV_LINES, st.sampled_from(["\n", "\r\n"]))
 def test_csv(lines: list[str], end: str) -> None:
     data = "".join(line + end for line in lines).encode()
@@ -82,7 +82,7 @@ def json_oracle(line: str) -> tuple[Any, ...] | None:
     return n, s if s is None or isinstance(s, str) else json.dumps(s)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(OBJECTS, max_size=12))
 def test_json(lines: list[str]) -> None:
     data = "".join(line + "\n" for line in lines).encode()
@@ -95,7 +95,7 @@ def test_json(lines: list[str]) -> None:
     ]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.text(st.sampled_from("aé\r,x "), max_size=6), max_size=10), st.booleans(), st.data())
 def test_lines(texts: list[str], ended: bool, data: st.DataObject) -> None:
     block = "\n".join(texts).encode() + (b"\n" if ended and texts else b"")

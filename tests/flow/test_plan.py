@@ -364,7 +364,7 @@ def graphs(draw: st.DrawFn) -> ab.Flow:
     return flow
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(graphs())
 def test_any_graph_keeps_the_invariants(flow: ab.Flow) -> None:
     plan = make_plan(flow)

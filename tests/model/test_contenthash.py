@@ -101,7 +101,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(rows=ROWS, cut=st.integers(0, 12))
 def test_the_scalar_definition(rows: list[tuple[Any, ...]], cut: int) -> None:
     schema = {"i": pl.Int64(), "s": pl.String(), "f": pl.Float64(), "b": pl.Boolean(), WEIGHT: pl.Int64()}

@@ -130,7 +130,7 @@ def test_precision_of_a_decimal_plays_no_part() -> None:
 words = st.one_of(st.none(), st.text(max_size=40), st.text(min_size=300, max_size=600))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

@@ -37,7 +37,7 @@ TYPES: list[tuple[pl.DataType, st.SearchStrategy[Any]]] = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(TYPES).flatmap(lambda t: st.tuples(st.just(t[0]), st.lists(t[1], max_size=12))))
 def test_order_and_round_trip(case: tuple[pl.DataType, list[Any]]) -> None:
     dtype, values = case

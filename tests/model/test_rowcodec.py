@@ -91,13 +91,13 @@ def check(frame: pl.DataFrame) -> None:
     assert codec.encode(shuffled) == rows[half:] + rows[:half]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(frames(FIXED))
 def test_fixed_width_rows_round_trip(frame: pl.DataFrame) -> None:
     check(frame)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(frames(FIXED + VARIABLE))
 def test_rows_round_trip(frame: pl.DataFrame) -> None:
     check(frame)

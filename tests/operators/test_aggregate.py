@@ -193,7 +193,7 @@ def cut(delta: Delta, places: list[int]) -> list[Delta]:
 
 
 @pytest.mark.parametrize("append_only", [False, True])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_zset_and_any_split(append_only: bool, data: st.DataObject) -> None:
     weights = st.integers(0, 3) if append_only else st.integers(-2, 2)
@@ -212,7 +212,7 @@ def test_any_zset_and_any_split(append_only: bool, data: st.DataObject) -> None:
         assert split.dump() == whole.dump()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(ROWS, st.integers(-2, 2)), max_size=15))
 def test_nothing_is_left_of_vanished_rows(delta: Delta) -> None:
     kernel = AggregateKernel(KEYS, SCHEMA, AGGREGATES, append_only=False)

@@ -102,14 +102,14 @@ def check(
     assert outcome(kernel, keys, combined) == outcome(kernel, keys, whole)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), st.booleans())
 def test_aggregates(data: st.DataObject, append_only: bool) -> None:
     kernel = AggregateKernel(["k", "j"], SCHEMA, AGGREGATES, append_only)
     check(data, kernel, ["k", "j"], st.tuples(ROWS, ADDED if append_only else WEIGHTS))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_integer_sums_of_any_size(data: st.DataObject) -> None:
     """Alone and of one key: batches that fit in int64 each and not together must be common."""
@@ -119,7 +119,7 @@ def test_integer_sums_of_any_size(data: st.DataObject) -> None:
     check(data, kernel, ["j"], st.tuples(rows, st.sampled_from([1, 1, 1, -1, 2])), batch=2)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), st.booleans())
 def test_distinct(data: st.DataObject, append_only: bool) -> None:
     kernel = DistinctKernel(["k"], SCHEMA, append_only)

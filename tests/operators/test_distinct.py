@@ -40,7 +40,7 @@ def run(kernel: DistinctKernel, state: DictState, rows: pl.DataFrame, **settings
     return kernel.process([keyed(rows)], state, Context(OperatorId("d"), Step(0), **settings))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(deltas, st.booleans())
 def test_distinct_follows_the_total_weights(steps: Any, combined: bool) -> None:
     kernel = DistinctKernel(["k"], SCHEMA, append_only=False)
@@ -62,7 +62,7 @@ def test_distinct_follows_the_total_weights(steps: Any, combined: bool) -> None:
     assert len(state.dump().get("rows", {})) == sum(weight != 0 for weight in total.values())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(deltas)
 def test_workers_by_hash_range_give_what_one_gives(steps: Any) -> None:
     kernel = DistinctKernel(["k"], SCHEMA, append_only=False)

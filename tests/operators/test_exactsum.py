@@ -31,7 +31,7 @@ def nearest(exact: Fraction) -> float:
         return math.inf if exact > 0 else -math.inf
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 3), FINITE, WEIGHTS), max_size=30))
 def test_weighted_doubles_are_the_nearest_to_the_exact_sum(rows: list[tuple[int, float, int]]) -> None:
     index = np.array([row[0] for row in rows], dtype=np.int64)
@@ -43,7 +43,7 @@ def test_weighted_doubles_are_the_nearest_to_the_exact_sum(rows: list[tuple[int,
         assert found[group].tobytes() == np.float64(nearest(exact)).tobytes()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(FINITE, max_size=40))
 def test_unit_weights_equal_fsum(values: list[float]) -> None:
     index = np.zeros(len(values), dtype=np.int64)
@@ -54,7 +54,7 @@ def test_unit_weights_equal_fsum(values: list[float]) -> None:
         assert found == nearest(sum(map(Fraction, values), Fraction(0)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(FINITE, st.integers(0, 4), st.integers(-2, 2)), max_size=30), st.data())
 def test_any_split_packs_to_the_same_words(rows: list[tuple[float, int, int]], data: st.DataObject) -> None:
     def pack(chosen: list[tuple[float, int, int]]) -> Packed:
@@ -75,7 +75,7 @@ def test_any_split_packs_to_the_same_words(rows: list[tuple[float, int, int]], d
 
 
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), WEIGHTS), max_size=20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_integers_and_wide_integers(rows: list[tuple[int, int]]) -> None:
     index = np.zeros(len(rows), dtype=np.int64)
     values = np.array([v for v, _ in rows], dtype=np.int64)

@@ -73,7 +73,7 @@ def context(**settings: Any) -> Context:
 
 
 @pytest.mark.parametrize("how", get_args(How))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(steps)
 def test_changes_add_up_to_the_join_of_the_whole(how: How, steps: Any) -> None:
     kernel = JoinKernel(KEYS_LEFT, KEYS_RIGHT, LEFT, RIGHT, how)
@@ -100,7 +100,7 @@ def test_changes_add_up_to_the_join_of_the_whole(how: How, steps: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["inner", "full"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(steps)
 def test_workers_by_hash_range_give_what_one_gives(how: How, steps: Any) -> None:
     kernel = JoinKernel(KEYS_LEFT, KEYS_RIGHT, LEFT, RIGHT, how)

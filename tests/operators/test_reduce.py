@@ -53,7 +53,7 @@ def run(
     return Counter({row[:2]: row[2] for row in out.select("k", "folded", WEIGHT).rows()})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.lists(

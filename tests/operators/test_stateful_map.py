@@ -95,7 +95,7 @@ def kernels() -> list[Any]:
 
 @pytest.mark.parametrize("kernel", kernels(), ids=["rows", "batches"])
 @pytest.mark.parametrize("same_hash", [False, True], ids=["hashed", "colliding"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(steps)
 def test_keys_see_their_rows_in_canonical_order(kernel: Any, same_hash: bool, steps: Any) -> None:
     state = DictState()
@@ -114,7 +114,7 @@ def test_keys_see_their_rows_in_canonical_order(kernel: Any, same_hash: bool, st
 
 
 @pytest.mark.parametrize("kernel", kernels(), ids=["rows", "batches"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(steps)
 def test_workers_by_hash_range_give_what_one_gives(kernel: Any, steps: Any) -> None:
     one, two = DictState(), [DictState(), DictState()]

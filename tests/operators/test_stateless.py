@@ -197,7 +197,7 @@ order_rows = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(order_rows, st.randoms(use_true_random=False))
 def test_flat_map_and_map_batches_keep_order_whatever_else_is_in_the_frame(rows: Any, random: Any) -> None:
     kernels: list[Any] = [

@@ -75,7 +75,7 @@ def test_on_other_hosts_as_few_shards_move_as_can_be(hosts: int, workers: int) -
         assert after.host_of_shard(ShardId(shard)) == before.workers[owner] or hosts > 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 5), st.lists(st.integers(1, 24), min_size=1, max_size=6), st.integers(24, 200))
 def test_shards_stay_on_their_host_and_are_even_there(hosts: int, workers: list[int], shards: int) -> None:
     layout = start(None, hosts, workers=max(hosts, workers[0]), shards=shards)

@@ -57,7 +57,7 @@ def run(planner: Planner, rows: int, size: int, workers: int, column: str) -> tu
     return seen, steps
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.integers(0, 3000),
     st.integers(1, 15),
@@ -88,7 +88,7 @@ def test_every_line_of_files_once(tmp_path: Path, rows: int, workers: int) -> No
     assert steps == 1 or rows == 50
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(
         st.sampled_from(["a", "b", "c"]), st.tuples(st.integers(0, 10**6), st.integers(1, 12)), min_size=1
@@ -153,7 +153,7 @@ def test_partitions_abreast_keep_pace(workers: int) -> None:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 50_000), min_size=1, max_size=20),
     st.integers(1, 8),

@@ -171,7 +171,7 @@ observations = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(observations, st.integers(1, 10**8), st.floats(1e-3, 100.0))
 def test_never_exceeds_its_limits(seen: list[tuple[int, float]], limit: int, target: float) -> None:
     sizer = StepSizer(target, limit)

@@ -92,7 +92,7 @@ def small_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asof, "_RECORD_BYTES", 40)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     before=STEPS,
     after=st.lists(st.tuples(ROWS, st.none() | ROWS), max_size=8),

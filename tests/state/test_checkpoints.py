@@ -152,7 +152,7 @@ def targets_at(root: Path, shards: Sequence[int], of: int, **markers: int) -> li
     ]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     rounds=st.lists(
         st.tuples(st.lists(ROWS, max_size=3), st.lists(ROWS, max_size=4)), min_size=1, max_size=7

@@ -110,7 +110,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 ROUND = st.tuples(st.lists(ROWS, max_size=2), st.lists(ROWS, max_size=3), st.none() | ROWS, st.booleans())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rounds=st.lists(ROUND, min_size=1, max_size=4), last=ROWS, since=st.integers(0, 8))
 def test_a_copy_that_follows_the_shard_until_a_step_switches_to_it(
     tmp_path_factory: pytest.TempPathFactory, rounds: list, last: Rows, since: int
@@ -215,7 +215,7 @@ def put(shard: Copier, cargos: list[Cargo], who: Filler, first: bool = True) -> 
     copy_in(shard.new, NEW, cargos, fence(2), Step(2), first, who)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(order=st.lists(st.booleans(), max_size=24), twin=st.booleans())
 def test_a_copier_of_a_job_that_failed_does_no_harm_to_the_next(
     tmp_path_factory: pytest.TempPathFactory, order: list[bool], twin: bool

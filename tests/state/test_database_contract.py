@@ -136,7 +136,7 @@ KEYS = st.sampled_from([b"", b"k", b"x" * 502, b"x" * 503, b"x" * 5000, b"x" * 5
 PUTS = st.lists(st.tuples(st.sampled_from(["a", "b"]), KEYS, st.none() | st.binary(max_size=5)), max_size=5)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sessions=st.lists(st.tuples(st.booleans(), st.booleans(), PUTS), max_size=8))
 @pytest.mark.parametrize("name", sorted(IMPLEMENTATIONS))
 def test_against_a_dict_per_version(

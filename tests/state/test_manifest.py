@@ -94,7 +94,7 @@ def test_pieces_that_were_not_asked_for_are_refused(work: Work, written: list[Pi
         chain_pieces(before, work, written)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(share=st.floats(0.0005, 0.6), versions=st.integers(2, 120))
 def test_chains_stay_short_and_what_is_written_follows_what_changed(share: float, versions: int) -> None:
     partitions, size = 16, 10_000_000

@@ -172,7 +172,7 @@ KEYS = st.sampled_from([b"a", b"b", b"c", b"L" * 503, b"L" * 900 + b"1", b"L" * 
 STEPS = st.lists(st.dictionaries(KEYS, st.none() | st.binary(max_size=3), max_size=4), max_size=6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(steps=STEPS, back=st.integers(-1, 6))
 def test_rolling_back_several_steps(tmp_path_factory: pytest.TempPathFactory, steps: list, back: int) -> None:
     store = ShardStore.create(tmp_path_factory.mktemp("ring") / "s", identity())

@@ -122,7 +122,7 @@ class Journey:
         assert content(Path(target.path)) == self.state
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     before=st.lists(ROWS, max_size=4), moving=ROWS, vain=st.none() | ROWS, after=st.lists(ROWS, max_size=4)
 )
@@ -149,7 +149,7 @@ STEP = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=st.lists(STEP, max_size=9))
 def test_a_shard_moves_in_parts_and_back_with_attempts_in_vain_and_checkpoints(
     tmp_path_factory: pytest.TempPathFactory, steps: list

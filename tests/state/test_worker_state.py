@@ -63,7 +63,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=35)
 @given(of=st.integers(1, 3), steps=STEPS, prefixes=st.sets(st.tuples(HASHES, KEYS), min_size=1, max_size=8))
 def test_get_scan_and_edge_against_a_dict(
     tmp_path_factory: pytest.TempPathFactory, of: int, steps: list, prefixes: set

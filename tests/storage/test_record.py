@@ -45,7 +45,7 @@ def test_a_missing_record(tmp_path: Path) -> None:
         record.read(open_storage(tmp_path), "r")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_damaged_bytes_are_never_read(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("record") / "r"
