@@ -23,15 +23,21 @@ class Dag:
 
     def __init__(self) -> None:
         self.warmed: list[Counter[HostId]] = []
+        self.kept: list[bool] = []
         self.lost = False
+        self.started: list[list[int]] = []
+        """For each time that processes are asked for, the numbers of those that are new; behind that, all are."""
 
     def handles(self, hosts: Any, placed: bool) -> Any:
         if self.lost:
             raise Py4JError("lost")
         return Handles(hosts)
 
-    def collect(self, handles: Any, task: Any) -> None:
+    def collect(self, handles: Any, task: Any) -> list[bytes]:
         self.warmed.append(Counter(handles.hosts))
+        self.kept.append(task.keep)
+        new = self.started.pop(0) if self.started else range(len(handles.hosts))
+        return [b"%d" % number for number in new]
 
 
 class Handles:
@@ -65,6 +71,24 @@ def test_on_a_cluster_each_host_gets_what_it_lacks() -> None:
     made._make_handles((A, A, B))
     made.prepare(SPEC, (A, B, B, C))
     assert dag.warmed == [{B: 1, C: 1}]
+
+
+def test_who_got_a_process_that_steps_use_is_sent_again() -> None:
+    made, dag = runner(placed=True)
+    made._make_handles((A,))
+    dag.started = [[], [1], []]
+    made.prepare(SPEC, (A, A, B))
+    assert dag.warmed == [{A: 1, B: 1}, {A: 1, B: 1}, {A: 1}, {A: 1}]
+    assert not any(dag.kept)
+
+
+def test_where_processes_are_always_idle_they_are_kept_in_the_end() -> None:
+    made, dag = runner(placed=False)
+    made._make_handles((A,))
+    dag.started = [[] for _ in range(100)]
+    made.prepare(SPEC, (A, B))
+    assert dag.kept.count(True) == 1
+    assert dag.kept[-1]
 
 
 def test_after_a_failure_nobody_knows_which_processes_are_left() -> None:

@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=logging.DEBUG if options.verbose else logging.WARNING,
         format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
     )
+    # It would log every call into the JVM, hundreds of lines a step.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A bar, an arrow or a row that the terminal's encoding does not have is no reason to fail.

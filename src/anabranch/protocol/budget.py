@@ -4,10 +4,11 @@ Theory of operation
 -------------------
 Nobody knows beforehand what a byte costs: reading, shipping and writing it depend on the keys, the disks and on what
 else the machines do.  So the budget is found as TCP finds its window: a step that moved state and stayed within the
-*limit* lets it grow by half, and the first one that did not takes it back to where it was; from then on it is *careful*, and
-grows by a fifth or loses a quarter.  While it went on by halves and thirds, every second step was beyond the limit, some by
-half of it, and the more steps a migration took, the longer was its longest.  The limit comes from the *baseline*, the
-median of the last steps without state, since what users notice is the difference:
+*limit* lets it grow by half, and the first one that did not takes it back to where it was; from then on it is *careful*:
+it loses a quarter, and grows by a fifth only behind a step that had half of the way to the limit left.  While it went on
+by halves and thirds, every second step was beyond the limit, some by half of it; while it grew up to the limit, every third
+was.  The more steps a migration took, the longer was its longest.  The limit comes from the *baseline*, the median of the
+last steps without state, since what users notice is the difference:
 
     limit = min(1.25 · baseline + slack, max(target, 1.25 · baseline))
 
@@ -76,6 +77,13 @@ class Budget:
         usual = _STRETCH * median(self.baseline)
         return min(usual + _SLACK_SECONDS, max(self.target_seconds, usual))
 
+    @property
+    def _short_seconds(self) -> float:
+        """Up to what a step with state lets it grow."""
+        if not self.careful or not self.baseline:
+            return self.limit_seconds
+        return (median(self.baseline) + self.limit_seconds) / 2
+
     def told(self, planned: int, seconds: float) -> Budget:
         """After a step that was to move `planned` bytes (0: none) and lasted so long.
 
@@ -89,7 +97,7 @@ class Budget:
         if seconds > self.limit_seconds:
             size = max(LEAST, int(size * (_SHRINKAGE if careful else _FIRST_SHRINKAGE)))
             careful = True
-        elif 2 * planned >= size:
+        elif seconds <= self._short_seconds and 2 * planned >= size:
             # A step that hardly used its budget says nothing about a larger one.
             size = int(size * (_GROWTH if careful else _FIRST_GROWTH))
         return replace(self, bytes=size, moves=self.moves + 1, careful=careful)

@@ -26,7 +26,9 @@ from anabranch.spark.stage import run_stage
 
 log = logging.getLogger(__name__)
 _OVERLAP = 0.05
-"""Seconds that a task takes which is only there so that its process is."""
+"""Seconds for which a task keeps a process that it was not to get, so that the others do not get the same."""
+_TRIES = 25
+"""How often new processes are asked for before it is done at the expense of those that are there."""
 _HERE = HostId("")
 T = TypeVar("T")
 
@@ -94,11 +96,24 @@ class StepRunner:
         def prepare() -> None:
             self._make_handles(workers)
             if missing:
-                extra = self._dag.handles(missing, self.placed)
-                self._dag.collect(extra, _Warm(self._plan))
-                extra.unpersist(False)
+                self._start_processes(missing)
 
         guarded(spec, prepare)
+
+    def _start_processes(self, places: list[HostId]) -> None:
+        """Have so many more processes at each place.
+
+        Spark starts one where a task finds none that is idle.  A task that gets one of those that steps use gives it back at
+        once, and is sent again: while it kept them, so that others were started, the step whose tasks came next had to
+        start them itself, and was the longest of the rescaling.  Where all are idle time and again, no step is in a hurry.
+        """
+        for tries_left in reversed(range(_TRIES)):
+            extra = self._dag.handles(places, self.placed)
+            started = self._dag.collect(extra, _Warm(self._plan, keep=not tries_left))
+            extra.unpersist(False)
+            places = [place for number, place in enumerate(places) if _number(number) not in started]
+            if not places:
+                return
 
     def keep_handles(self, workers: tuple[HostId, ...]) -> None:
         """Let go of the handles of all other layouts."""
@@ -184,20 +199,26 @@ class _Stage:
 
 
 class _Warm:
-    """Has a process there, with the plan loaded, before the first step that needs it.
-
-    A process is forked where a task finds none that is idle, so the tasks have to overlap.
+    """Has a process there, with the plan loaded, before the first step that needs it; yields its number if there is now one
+    more.  `keep`: a process that was there already is kept for a while.
     """
 
-    def __init__(self, plan: ShippedPlan) -> None:
+    def __init__(self, plan: ShippedPlan, keep: bool) -> None:
         self.plan = plan
+        self.keep = keep
 
     def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
         for _ in blobs:
             pass
-        self.plan.plan()
-        time.sleep(_OVERLAP)
-        return iter(())
+        if not self.plan.loaded:
+            self.plan.plan()
+            yield _number(partition)
+        elif self.keep:
+            time.sleep(_OVERLAP)
+
+
+def _number(partition: int) -> bytes:
+    return b"%d" % partition
 
 
 class _Last:

@@ -38,6 +38,11 @@ class ShippedPlan:
             ) from error
         self.broadcast: Any = context.broadcast(data)
 
+    @property
+    def loaded(self) -> bool:
+        """In a task: whether its process has had the plan before."""
+        return self.id in _plans
+
     def plan(self) -> Plan:
         """The plan, in a task."""
         plan = _plans.get(self.id)

@@ -44,6 +44,8 @@ MAP_SIZE = 256 << 10
 _LEAST_ROOM = 32
 _LEAST_GROWTH = 64
 """Pages: an empty shard's step fits into the one, and the other is not worth growing for twice."""
+_MOST_AHEAD = 4096
+"""Pages by which a shard grows for no other reason than its size: what a step pays for must not follow from that."""
 _KEY_BYTES = 200
 """What a key of a stage is taken to need in a young shard: three times a short key, a short value and an old one."""
 _LOADED_BYTES = 40
@@ -275,7 +277,7 @@ class ShardStore:
             StorageFullError: no room; the map is as it was.
         """
         used, room = self._pages()
-        self._remap(used + max(2 * room, used // 4, _LEAST_GROWTH))
+        self._remap(used + max(2 * room, _ahead(used)))
         return int(self.env.info()["map_size"])
 
     def _make_room(self) -> None:
@@ -286,7 +288,7 @@ class ShardStore:
             return
         # No room is no error yet: the transaction may find free pages within the file.
         with suppress(StorageFullError):
-            self._remap(used + max(2 * self._taken, expected, used // 4, _LEAST_GROWTH))
+            self._remap(used + max(2 * self._taken, expected, _ahead(used)))
 
     def _pages(self) -> tuple[int, int]:
         """Pages that were ever in use, and pages of the map after them."""
@@ -357,6 +359,10 @@ class ShardStore:
     def close(self) -> None:
         """Close the environment and forget it; the next `open` opens it anew."""
         _OPEN.forget(str(self.path))
+
+
+def _ahead(used: int) -> int:
+    return min(max(used // 4, _LEAST_GROWTH), _MOST_AHEAD)
 
 
 def _environment(path: Path, map_size: int, *, create: bool) -> Any:
