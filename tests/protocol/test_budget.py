@@ -61,6 +61,16 @@ def test_rests_one_step_in_eight() -> None:
     assert rested == ([False] * (REST_EVERY - 1) + [True]) * 3
 
 
+def test_knows_how_long_steps_last_after_three_without_state() -> None:
+    budget, known = Budget(), []
+    for seconds in (0.1, 9.0, 0.1, 0.1):
+        known.append(budget.knows)
+        budget = budget.told(0, seconds)
+    assert known == [False, False, False, True]
+    assert budget.limit_seconds == pytest.approx(0.145)
+    assert Budget(1000, fixed=True).knows
+
+
 def test_a_fixed_one_stays() -> None:
     budget = Budget(1000, fixed=True)
     for seconds in (0.01, 9.0) * 10:

@@ -14,7 +14,8 @@ How the pieces of a step are chosen is all that strategies differ in:
 
     SUDDEN    everything at once, in several steps only if it is above `most_per_step`
     BATCHED   some whole shards a step
-    FLUID     as many bytes a step as the budget allows; sources side by side, shard after shard, large ones cut
+    FLUID     as many bytes a step as the budget allows, nothing before it knows; sources side by side, shard after shard,
+              large ones cut
     HOT       nothing while some shards are copied in the background, round after round of what changed since the last;
               then these shards with what changed since the last round, whole, in one step if the budget allows it;
               then the next ones; FLUID where too much changes between a copy and its switch (see `copies`)
@@ -448,6 +449,8 @@ class Migration:
             if self.settings.at_once:
                 return tuple(track.piece(track.left, self.copied) for track in ready)
         if self._adapts and self._budget.rests:
+            return ()
+        if self._strategy is Strategy.FLUID and not self._budget.knows and not self.settings.at_once:
             return ()
         if self._strategy is Strategy.HOT:
             return choose_whole(by_giver(ready), self.budget, self._remainder, self.copied)
