@@ -3,7 +3,10 @@
 What steps write is in LMDB's maps, and the kernel writes it to disk when it has been there for half a minute: the pages of
 all shards at once, since all became dirty at the same time.  With a million keys under load that was a burst of 600 MB every
 30 s, and the few bytes of a step that must be durable waited behind it: a step of 0.3 to 0.7 s instead of 0.1.  So now and
-then a step has a shard written, and over `PERIOD` all have their turn: about as many bytes, evenly.
+then a step has a shard written, and over `PERIOD` all have their turn.  The kernel comes all the same, half a minute after
+a file was changed for the first time since its last visit, and a file that was synced meanwhile keeps its age; but it
+finds no more than what was changed since that shard's turn.  With a period of 4 s, and 5 million keys at 20,000 rows/s, it
+found less, but syncing took 9% of a processor instead of 3, and steps waited for the disk.
 
 WB-1  Nothing depends on it: no step waits for it, and nobody takes a shard for durable because of it.
 WB-2  Turns go by the shard's number, whoever has it.  By its place among the shards of a worker, some were left out while
@@ -65,7 +68,6 @@ def _write(path: Path) -> None:
         # It was dropped meanwhile.
         return
     try:
-        # Waits until all is there.  If the writing is only begun, the file keeps its age, and the kernel comes all the same.
         os.fdatasync(file)
     except OSError as error:
         log.warning("could not write a shard to disk ahead of time path=%s error=%s", path, error)
