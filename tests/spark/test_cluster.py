@@ -87,6 +87,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_every_task_runs_where_its_shards_are(cluster: Cluster, embedded: Path, tmp_path: Path) -> None:
     events = tmp_path / "events"
     seen = on_cluster(cluster, tmp_path / "job", recording(events))

@@ -34,9 +34,9 @@ class Dag:
         return Handles(hosts)
 
     def collect(self, handles: Any, task: Any) -> list[bytes]:
-        self.warmed.append(Counter(handles.hosts))
+        self.warmed.append(Counter(handles.hosts[number] for number in task.missing))
         self.kept.append(task.keep)
-        new = self.started.pop(0) if self.started else range(len(handles.hosts))
+        new = self.started.pop(0) if self.started else task.missing
         return [b"%d" % number for number in new]
 
 
@@ -76,7 +76,7 @@ def test_on_a_cluster_each_host_gets_what_it_lacks() -> None:
 def test_who_got_a_process_that_steps_use_is_sent_again() -> None:
     made, dag = runner(placed=True)
     made._make_handles((A,))
-    dag.started = [[], [1], []]
+    dag.started = [[], [1], []]  # A's tasks get what is there
     made.prepare(SPEC, (A, A, B))
     assert dag.warmed == [{A: 1, B: 1}, {A: 1, B: 1}, {A: 1}, {A: 1}]
     assert not any(dag.kept)

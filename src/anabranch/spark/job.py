@@ -107,13 +107,14 @@ class StepRunner:
         once, and is sent again: while it kept them, so that others were started, the step whose tasks came next had to
         start them itself, and was the longest of the rescaling.  Where all are idle time and again, no step is in a hurry.
         """
+        extra = self._dag.handles(places, self.placed)
+        missing = frozenset(range(len(places)))
         for tries_left in reversed(range(_TRIES)):
-            extra = self._dag.handles(places, self.placed)
-            started = self._dag.collect(extra, _Warm(self._plan, keep=not tries_left))
-            extra.unpersist(False)
-            places = [place for number, place in enumerate(places) if _number(number) not in started]
-            if not places:
-                return
+            started = self._dag.collect(extra, _Warm(self._plan, missing, keep=not tries_left))
+            missing -= {int(number) for number in started}
+            if not missing:
+                break
+        extra.unpersist(False)
 
     def keep_handles(self, workers: tuple[HostId, ...]) -> None:
         """Let go of the handles of all other layouts."""
@@ -199,26 +200,27 @@ class _Stage:
 
 
 class _Warm:
-    """Has a process there, with the plan loaded, before the first step that needs it; yields its number if there is now one
-    more.  `keep`: a process that was there already is kept for a while.
+    """Has processes there, with the plan loaded, before the first step that needs them.
+
+    A task whose number is missing yields it if there is one more now.  `keep`: a process that was there already is kept for
+    a while.
     """
 
-    def __init__(self, plan: ShippedPlan, keep: bool) -> None:
+    def __init__(self, plan: ShippedPlan, missing: frozenset[int], keep: bool) -> None:
         self.plan = plan
+        self.missing = missing
         self.keep = keep
 
     def __call__(self, partition: int, blobs: Iterator[bytes]) -> Iterator[bytes]:
         for _ in blobs:
             pass
+        if partition not in self.missing:
+            return
         if not self.plan.loaded:
             self.plan.plan()
-            yield _number(partition)
+            yield b"%d" % partition
         elif self.keep:
             time.sleep(_OVERLAP)
-
-
-def _number(partition: int) -> bytes:
-    return b"%d" % partition
 
 
 class _Last:
