@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,6 +125,9 @@ def test_stores_whose_files_are_gone_are_closed_in_time_unless_they_are_written(
 
     def closed() -> list[str]:
         assert cache.find(str(tmp_path / "stays")) is stores["stays"]
+        for thread in threading.enumerate():
+            if thread.name == "anabranch-close":
+                thread.join()
         return [name for name, store in stores.items() if store.env.closed]
 
     now += SECONDS

@@ -7,16 +7,19 @@ deleted and made again has another inode (the old one cannot be reused while we 
 
 A deleted file takes its disk space as long as a process has it open, so a host that gives shards away would free nothing.
 Whoever opens a store, and every stage of a step, also one of a worker without shards, therefore has those that are gone
-closed: all that are open are looked at, at most every few seconds (256 took 0.8 ms on a busy machine).  A process that gets
-no task any more is ended by Spark, after a minute in which none of its pool got one.
+closed: all that are open are looked at, at most every few seconds (256 took 0.8 ms on a busy machine).  They are closed on
+a thread: who closes a deleted file last waits until the kernel has freed its pages, and until those that are on their way to
+the disk are there; a step waited up to 0.1 s for shards that a migration had left, the longer the larger they were.  A
+process that gets no task any more is ended by Spark, after a minute in which none of its pool got one.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 LIMIT = 256
@@ -80,9 +83,12 @@ class OpenEnvironments(Generic[T]):
         if now < self._look_at:
             return
         self._look_at = now + SECONDS
-        for path, (inode, store) in list(self._open.items()):
-            if not store.writing and inode != _inode(path):
-                self.forget(path)
+        gone = [
+            path for path, (inode, store) in self._open.items() if not store.writing and inode != _inode(path)
+        ]
+        closing = [self._open.pop(path)[1] for path in gone]
+        if closing:
+            threading.Thread(target=_close, args=(closing,), name="anabranch-close", daemon=True).start()
 
     def clear(self) -> None:
         for path in list(self._open):
@@ -99,6 +105,11 @@ class OpenEnvironments(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._open)
+
+
+def _close(stores: Iterable[Cached]) -> None:
+    for store in stores:
+        store.env.close()
 
 
 def _inode(path: str) -> Inode | None:
