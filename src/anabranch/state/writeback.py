@@ -5,11 +5,11 @@ all shards at once, since all became dirty at the same time.  With a million key
 30 s, and the few bytes of a step that must be durable waited behind it: a step of 0.3 to 0.7 s instead of 0.1.  So now and
 then a step has a shard written, and over `PERIOD` all have their turn: about as many bytes, evenly.
 
-The kernel counts a file's age from its first change since it was last clean.  `fdatasync` leaves that as it was, so the kernel
-came all the same: with 5 million keys at 20,000 rows/s it cleaned 20,000 to 70,000 pages every 5 s, up to 235 ms of a
-processor, most of it in telling the other one that they are no longer writable.  On ext4 without a journal `fsync` begins the
-count anew, and the kernel never comes; with a journal both leave it as it was.  With a period of 4 s instead, syncing took 9%
-of a processor instead of 3, and steps waited for the disk.
+The kernel counts a file's age from its first change since it was last clean.  `fdatasync` leaves that as it was, so the
+kernel came all the same: with 5 million keys at 20,000 rows/s it cleaned 20,000 to 70,000 pages every 5 s, up to 235 ms of
+a processor, most of it in telling the other one that they are no longer writable.  On ext4 without a journal `fsync` begins
+the count anew, and the kernel does not come; with a journal both leave it as it was.  With a period of 4 s instead, syncing
+took 9% of a processor instead of 3, and steps waited for the disk.
 
 WB-1  Nothing depends on it: no step waits for it, and nobody takes a shard for durable because of it.
 WB-2  Turns go by the shard's number, whoever has it.  By its place among the shards of a worker, some were left out while
