@@ -39,6 +39,21 @@ def test_a_new_shard_is_small_and_without_holes(tmp_path: Path) -> None:
     assert whole(store.path, store.env)
 
 
+def unwritten(path: Path) -> int:
+    """Bytes of the data file from the first on that was allocated and never written: to the file system, no data."""
+    with (path / "data.mdb").open("rb") as file:
+        end = os.lseek(file.fileno(), 0, os.SEEK_END)
+        return end - os.lseek(file.fileno(), 0, os.SEEK_HOLE)
+
+
+def test_new_space_is_written(tmp_path: Path) -> None:
+    store = ShardStore.create(tmp_path / "s", identity(), map_size=1 << 20)
+    assert unwritten(store.path) == 0
+    store.grow()
+    assert store.env.info()["map_size"] > 1 << 20
+    assert unwritten(store.path) == 0
+
+
 def test_a_shard_grows_without_holes_and_not_far_beyond_its_data(tmp_path: Path) -> None:
     (owned,) = make_shards(tmp_path, 1)
     store = ShardStore.open(owned.path)
