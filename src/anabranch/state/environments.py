@@ -9,8 +9,8 @@ A deleted file takes its disk space as long as a process has it open, so a host 
 Whoever opens a store, and every stage of a step, also one of a worker without shards, therefore has those that are gone
 closed: all that are open are looked at, at most every few seconds (256 took 0.8 ms on a busy machine).  They are closed on
 a thread: who closes a deleted file last waits until the kernel has freed its pages, and until those that are on their way to
-the disk are there; a step waited up to 0.1 s for shards that a migration had left, the longer the larger they were.  A
-process that gets no task any more is ended by Spark, after a minute in which none of its pool got one.
+the disk are there, the longer the larger it is.  A process that gets no task any more is ended by Spark, after a minute in
+which none of its pool got one.
 """
 
 from __future__ import annotations
