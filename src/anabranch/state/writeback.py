@@ -8,8 +8,8 @@ then a step has a shard written, and over `PERIOD` all have their turn: about as
 The kernel counts a file's age from its first change since it was last clean.  `fdatasync` leaves that as it was, so the
 kernel came all the same: with 5 million keys at 20,000 rows/s it cleaned 20,000 to 70,000 pages every 5 s, up to 235 ms of
 a processor, most of it in telling the other one that they are no longer writable.  On ext4 without a journal `fsync` begins
-the count anew, and the kernel does not come; with a journal both leave it as it was.  With a period of 4 s instead, syncing
-took 9% of a processor instead of 3, and steps waited for the disk.
+the count anew, and the kernel does not come; with a journal, which was not tried, it may not.  With a period of 4 s
+instead, syncing took 9% of a processor instead of 3, and steps waited for the disk.
 
 WB-1  Nothing depends on it: no step waits for it, and nobody takes a shard for durable because of it.
 WB-2  Turns go by the shard's number, whoever has it.  By its place among the shards of a worker, some were left out while
