@@ -147,18 +147,28 @@ def options(description: str, argv: Sequence[str] | None = None, *, rounds: int 
 
 
 def run_chosen(suite: str, benchmarks: Mapping[str, Benchmark], chosen: Options) -> int:
-    """Run the benchmarks of a suite that were asked for, or all; the exit status."""
+    """Run the benchmarks of a suite that were asked for, or all; the exit status.
+
+    One whose side fails is said to have failed at the end, and what the others have measured in an hour is kept.
+    """
     unknown = set(chosen.only) - benchmarks.keys()
     if unknown:
         names = ", ".join(sorted(unknown))
         print(f"no benchmark is called {names}; there are {', '.join(benchmarks)}", file=sys.stderr)
         return 2
     rows: list[Row] = []
+    failed: list[str] = []
     for name in chosen.only or benchmarks:
         print(f"{name} …", flush=True)
-        rows += benchmarks[name](chosen)
+        try:
+            rows += benchmarks[name](chosen)
+        except PeerFailed as error:
+            failed.append(f"{name} failed: {error}")
+            print(failed[-1], flush=True)
     suffix = "-" + "-".join(chosen.only) if chosen.only else ""
-    return finish(f"{suite}{suffix}", rows)
+    status = finish(f"{suite}{suffix}", rows)
+    print(*failed, sep="\n", end="\n" if failed else "", flush=True)
+    return 1 if failed else status
 
 
 def median(values: Sequence[float]) -> float:

@@ -140,3 +140,18 @@ def test_data_is_what_the_shape_says_and_is_made_once(harness: ModuleType, tmp_p
     before = [file.stat().st_mtime_ns for file in files]
     assert data.make(shape, tmp_path) == directory
     assert [file.stat().st_mtime_ns for file in files] == before
+
+
+def test_a_side_that_fails_does_not_take_what_others_have_measured(
+    harness: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(chosen: object) -> list[object]:
+        raise harness.PeerFailed("spark gave no result")
+
+    row = harness.compare("step", 1.0, 2.0, "ms", most=1)
+    suite = {"first": broken, "second": lambda chosen: [row]}
+    chosen = harness.Options(quick=False, rounds=1, only=())
+    assert harness.run_chosen("engine", suite, chosen) == 1
+    assert [one["name"] for one in json.loads((harness.RESULTS / "engine.json").read_text())] == ["step"]
+    assert capsys.readouterr().out.splitlines()[-1] == "first failed: spark gave no result"
+    assert harness.run_chosen("engine", {"second": suite["second"]}, chosen) == 0
