@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +59,16 @@ def test_a_shard_whose_creation_was_cut_short_is_refused_and_can_be_created(tmp_
     with pytest.raises(ShardMismatch, match="cut short"):
         ShardStore.open(tmp_path / "s")
     assert ShardStore.create(tmp_path / "s", identity()).identity == identity()
+
+
+def test_a_shard_that_is_an_empty_file_is_refused_and_can_be_ensured(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "data.mdb").touch()
+    with pytest.raises(ShardMismatch, match="cut short"):
+        ShardStore.open(tmp_path / "s", identity())
+    assert ShardStore.ensure(tmp_path / "s", identity()).identity == identity()
 
 
 def test_a_directory_made_again_is_not_served_from_the_cache(tmp_path: Path) -> None:
@@ -125,9 +134,6 @@ def test_stores_whose_files_are_gone_are_closed_in_time_unless_they_are_written(
 
     def closed() -> list[str]:
         assert cache.find(str(tmp_path / "stays")) is stores["stays"]
-        for thread in threading.enumerate():
-            if thread.name == "anabranch-close":
-                thread.join()
         return [name for name, store in stores.items() if store.env.closed]
 
     now += SECONDS

@@ -7,19 +7,18 @@ deleted and made again has another inode (the old one cannot be reused while we 
 
 A deleted file takes its disk space as long as a process has it open, so a host that gives shards away would free nothing.
 Whoever opens a store, and every stage of a step, also one of a worker without shards, therefore has those that are gone
-closed: all that are open are looked at, at most every few seconds (256 took 0.8 ms on a busy machine).  They are closed on
-a thread: who closes a deleted file last waits until the kernel has freed its pages, and until those that are on their way to
-the disk are there, the longer the larger it is.  A process that gets no task any more is ended by Spark, after a minute in
+closed: all that are open are looked at, at most every few seconds (256 took 0.8 ms on a busy machine).  Not on a thread of
+its own: while it closes one, the inode is free and may be that of a new file, which LMDB then takes for the one that is still
+open in this process.  A process that gets no task any more is ended by Spark, after a minute in
 which none of its pool got one.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 LIMIT = 256
@@ -86,9 +85,8 @@ class OpenEnvironments(Generic[T]):
         gone = [
             path for path, (inode, store) in self._open.items() if not store.writing and inode != _inode(path)
         ]
-        closing = [self._open.pop(path)[1] for path in gone]
-        if closing:
-            threading.Thread(target=_close, args=(closing,), name="anabranch-close", daemon=True).start()
+        for path in gone:
+            self.forget(path)
 
     def clear(self) -> None:
         for path in list(self._open):
@@ -105,11 +103,6 @@ class OpenEnvironments(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._open)
-
-
-def _close(stores: Iterable[Cached]) -> None:
-    for store in stores:
-        store.env.close()
 
 
 def _inode(path: str) -> Inode | None:

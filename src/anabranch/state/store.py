@@ -135,10 +135,15 @@ class ShardStore:
         cached = _OPEN.find(name)
         if cached is None:
             where = Path(name)
-            if not (where / "data.mdb").exists():
+            data = where / "data.mdb"
+            if not data.exists():
                 raise ShardMismatch(
                     f"shard {where}: expected {expected or 'a shard'}, found none there; "
                     "the task is on a wrong host, or the state directory was removed"
+                )
+            if not data.stat().st_size:
+                raise ShardMismatch(
+                    f"shard {where}: it is empty, so its creation was cut short; create it again"
                 )
             env = _environment(where, 0, create=False)
             try:
