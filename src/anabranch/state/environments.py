@@ -8,8 +8,8 @@ deleted and made again has another inode (the old one cannot be reused while we 
 A deleted file takes its disk space as long as a process has it open, so a host that gives shards away would free nothing.
 Whoever opens a store, and every stage of a step, also one of a worker without shards, therefore has those that are gone
 closed: all that are open are looked at, at most every few seconds (256 took 0.8 ms on a busy machine).  Not on a thread of
-its own: while it closes one, the inode is free and may be that of a new file, which LMDB then takes for the one that is still
-open in this process.  A process that gets no task any more is ended by Spark, after a minute in
+its own: while it closes one, the inode is free and may be that of a new file, which LMDB then takes for the one that it
+still has open.  A process that gets no task any more is ended by Spark, after a minute in
 which none of its pool got one.
 """
 
