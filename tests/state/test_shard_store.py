@@ -61,9 +61,7 @@ def test_a_shard_whose_creation_was_cut_short_is_refused_and_can_be_created(tmp_
     assert ShardStore.create(tmp_path / "s", identity()).identity == identity()
 
 
-def test_a_shard_that_is_an_empty_file_is_refused_and_can_be_ensured(
-    tmp_path: Path,
-) -> None:
+def test_a_shard_that_is_an_empty_file_is_refused_and_can_be_ensured(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "data.mdb").touch()
     with pytest.raises(ShardMismatch, match="cut short"):

@@ -9,8 +9,7 @@ A deleted file takes its disk space as long as a process has it open, so a host 
 Whoever opens a store, and every stage of a step, also one of a worker without shards, therefore has those that are gone
 closed: all that are open are looked at, at most every few seconds (256 took 0.8 ms on a busy machine).  Not on a thread of
 its own: while it closes one, the inode is free and may be that of a new file, which LMDB then takes for the one that it
-still has open.  A process that gets no task any more is ended by Spark, after a minute in
-which none of its pool got one.
+still has open.  A process that gets no task any more is ended by Spark, after a minute in which none of its pool got one.
 """
 
 from __future__ import annotations
@@ -82,11 +81,9 @@ class OpenEnvironments(Generic[T]):
         if now < self._look_at:
             return
         self._look_at = now + SECONDS
-        gone = [
-            path for path, (inode, store) in self._open.items() if not store.writing and inode != _inode(path)
-        ]
-        for path in gone:
-            self.forget(path)
+        for path, (inode, store) in list(self._open.items()):
+            if not store.writing and inode != _inode(path):
+                self.forget(path)
 
     def clear(self) -> None:
         for path in list(self._open):
