@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,6 +150,33 @@ def test_stores_whose_files_are_gone_are_closed_in_time_unless_they_are_written(
     now += SECONDS
     assert closed() == ["dropped", "replaced", "written"]
     assert len(cache) == 1
+
+
+def test_the_file_of_a_store_that_is_gone_outlives_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no new store gets its inode before LMDB has forgotten it, and no step waits until the kernel has freed it."""
+    freed, may_free, close = threading.Event(), threading.Event(), os.close
+
+    def slowly(descriptor: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert may_free.wait(30)
+            assert os.fstat(descriptor).st_ino == inode
+            freed.set()
+        close(descriptor)
+
+    monkeypatch.setattr(os, "close", slowly)
+    path = tmp_path / "s"
+    ShardStore.create(path, identity())
+    inode = (path / "data.mdb").stat().st_ino
+    shutil.rmtree(path)
+    ShardStore.forget(path)
+    for _ in range(4):
+        ShardStore.create(path, identity()).close()
+        assert (path / "data.mdb").stat().st_ino != inode
+        shutil.rmtree(path)
+    may_free.set()
+    assert freed.wait(30)
 
 
 @pytest.mark.parametrize("write", [False, True])
