@@ -8,7 +8,8 @@ import pytest
 
 from anabranch.errors import EngineError
 from anabranch.model.ids import ShardId, Step, WorkerId
-from anabranch.protocol.migration import (
+from anabranch.protocol.migration import Migration
+from anabranch.protocol.orders import (
     CancelAsked,
     Command,
     CopyDone,
@@ -18,11 +19,8 @@ from anabranch.protocol.migration import (
     DropSources,
     Event,
     Finish,
-    Migration,
-    Move,
     MoveInStep,
     Phase,
-    Piece,
     Prepared,
     Settings,
     StartCopy,
@@ -32,6 +30,7 @@ from anabranch.protocol.migration import (
     Strategy,
     Weighed,
 )
+from anabranch.protocol.pieces import Move, Piece
 
 SUDDEN = Settings(Strategy.SUDDEN)
 FLUID = Settings(Strategy.FLUID, budget=40)
@@ -531,6 +530,24 @@ def test_hot_goes_on_as_fluid_where_what_it_copies_changes_too_fast() -> None:
     assert driver.machine.strategy is Strategy.FLUID
     assert driver.machine.copied is None
     assert {piece.since for piece in driver.ask()} == {None}
+
+
+def test_fluid_behind_hot_does_not_take_steps_beside_a_copy_for_quiet_ones() -> None:
+    driver = prepared(Settings(Strategy.HOT), [move(0, size=10**6), move(1, size=10**6)])
+    for _ in range(5):
+        assert driver.ask() == ()
+        driver.commit(seconds=0.4)
+    driver.tell(CopyDone(driver.step, 10**6))
+    assert [(piece.shard, piece.since) for piece in driver.ask()] == [(0, driver.step)]
+    driver.commit(seconds=0.4, moved=10**5)
+    assert driver.machine.strategy is Strategy.FLUID
+    for _ in range(3):
+        assert driver.ask() == (), "it looks how long a step without state lasts"
+        driver.commit(seconds=0.1)
+    before = driver.machine.budget
+    assert driver.ask()
+    driver.commit(seconds=0.4, moved=before)
+    assert driver.machine.budget < before, "0.4 s is too long where others last 0.1"
 
 
 def test_hot_copies_fewer_shards_at_a_time_before_it_gives_up() -> None:

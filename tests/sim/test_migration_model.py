@@ -8,9 +8,10 @@ import pytest
 
 from anabranch.model.ids import ShardId, Step
 from anabranch.model.placement import Copy
-from anabranch.protocol import migration as mig
-from anabranch.protocol.migration import Migration, Piece, Settings, Strategy
-from anabranch.protocol.pieces import Drop
+from anabranch.protocol import orders
+from anabranch.protocol.migration import Migration
+from anabranch.protocol.orders import Settings, Strategy
+from anabranch.protocol.pieces import Drop, Piece
 from anabranch.sim.copies import Cargo, Fence, Store, Tasks, touched, truth
 from anabranch.sim.explore import Violation, explore, walk
 from anabranch.sim.migration import Rescaling
@@ -155,35 +156,35 @@ class Unchecked(Migration):
 class DropsWhenItMoves(Unchecked):
     """Does not wait for the commit."""
 
-    def handle(self, event: mig.Event) -> list[mig.Command]:
+    def handle(self, event: orders.Event) -> list[orders.Command]:
         commands = super().handle(event)
         match commands:
-            case [mig.MoveInStep(_, pieces)] if any(piece.last for piece in pieces):
-                return [*commands, mig.DropSources(tuple(piece.shard for piece in pieces if piece.last))]
+            case [orders.MoveInStep(_, pieces)] if any(piece.last for piece in pieces):
+                return [*commands, orders.DropSources(tuple(piece.shard for piece in pieces if piece.last))]
         return commands
 
 
 class TakesAFailureForACommit(Unchecked):
-    def handle(self, event: mig.Event) -> list[mig.Command]:
+    def handle(self, event: orders.Event) -> list[orders.Command]:
         match event:
-            case mig.StepAborted(step):
-                commands = super().handle(mig.StepCommitted(step, 0.1, 0))
+            case orders.StepAborted(step):
+                commands = super().handle(orders.StepCommitted(step, 0.1, 0))
                 self._next_step = step
                 return commands
         return super().handle(event)
 
 
 class CancelsInTheMiddleOfAStep(Unchecked):
-    def handle(self, event: mig.Event) -> list[mig.Command]:
-        if isinstance(event, mig.CancelAsked) and not self.cancelled:
+    def handle(self, event: orders.Event) -> list[orders.Command]:
+        if isinstance(event, orders.CancelAsked) and not self.cancelled:
             self._cancel()
         return super().handle(event)
 
 
 class MovesOtherThingsAfterAFailure(Unchecked):
-    def handle(self, event: mig.Event) -> list[mig.Command]:
+    def handle(self, event: orders.Event) -> list[orders.Command]:
         commands = super().handle(event)
-        if isinstance(event, mig.StepAborted):
+        if isinstance(event, orders.StepAborted):
             self._under_way = None
             commands += super()._next_commands()
         return commands
@@ -198,7 +199,7 @@ class TurnsRoundAtOnce(Unchecked):
 
 
 class DoesNotWaitForDrops(Unchecked):
-    def _next_commands(self) -> list[mig.Command]:
+    def _next_commands(self) -> list[orders.Command]:
         commands = super()._next_commands()
         self._dropped(self._tracks)
         return [*commands, *super()._next_commands()]
@@ -207,9 +208,9 @@ class DoesNotWaitForDrops(Unchecked):
 class LeavesHalfCopies(Unchecked):
     """Forgets that an attempt that failed may have written."""
 
-    def handle(self, event: mig.Event) -> list[mig.Command]:
+    def handle(self, event: orders.Event) -> list[orders.Command]:
         commands = super().handle(event)
-        if isinstance(event, mig.StepAborted):
+        if isinstance(event, orders.StepAborted):
             self._mark(self._tracks, arrived=False)
         return commands
 
@@ -233,11 +234,11 @@ class LetsUndoGo(Unchecked):
 class SwitchesToAnOldCopy(Unchecked):
     """Takes the copy of before for good after copying has failed."""
 
-    def _copy_again(self) -> list[mig.Command]:
+    def _copy_again(self) -> list[orders.Command]:
         copies = self._copies
         commands = super()._copy_again()
         if copies.as_of is not None:
-            self._copies, self._copying, self.phase = copies, False, mig.Phase.MOVING
+            self._copies, self._copying, self.phase = copies, False, orders.Phase.MOVING
             return []
         return commands
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.protocol import migration as mig
-from anabranch.protocol.migration import Settings
+from anabranch.protocol import orders
+from anabranch.protocol.orders import Settings
 from anabranch.sim.copies import Cargo, Fence, Store, Tasks
 from anabranch.sim.explore import Violation, explore, walk
 from anabranch.sim.resharding import Case, Place, Resharding, State
@@ -64,7 +64,7 @@ class GoesOnWithoutCopies(Resharding):
     """Leaves it to the machine what to do without copies: to move piece by piece."""
 
     def copies_failed(self, state: State) -> State:
-        return self._tell(state, mig.CopyFailed(""))
+        return self._tell(state, orders.CopyFailed(""))
 
 
 class SwitchesOneByOne(Resharding):

@@ -16,13 +16,13 @@ from anabranch.errors import WrongHost
 from anabranch.model.ids import Attempt, Epoch, HostId, ShardId, Step, WorkerId
 from anabranch.model.layout import FixedSharding, Layout, rescale
 from anabranch.model.placement import Intent, joined, next_version
-from anabranch.protocol.migration import (
+from anabranch.protocol.migration import Migration
+from anabranch.protocol.orders import (
     CancelAsked,
     DropCopies,
     Dropped,
     DropSources,
     Finish,
-    Migration,
     MoveInStep,
     Prepared,
     Settings,

@@ -19,7 +19,8 @@ it halved, it sank to its least for no fault of the state.
 The baseline goes stale while state moves, as load changes; so one step in eight is left without state (`rests`).
 The median, because one collection of garbage in a step without state must not raise the limit for the next ones.  It takes
 three steps to be one (`knows`), and nobody knows how long they last with other workers; where the first one counted
-alone, and was held up, the budget grew to 7.5 MB, and a step lasted 404 ms instead of 150.
+alone, and was held up, the budget grew to 7.5 MB, and a step lasted 404 ms instead of 150.  Steps beside a background copy
+are no quiet ones, so behind it three others are looked at (`anew`).
 
 A *fixed* budget is what the user said: it neither adapts nor rests.
 
@@ -91,6 +92,10 @@ class Budget:
         if not self.careful or not self.baseline:
             return self.limit_seconds
         return (median(self.baseline) + self.limit_seconds) / 2
+
+    def anew(self) -> Budget:
+        """Steps without state were not quiet ones, and from now on they will be: look again how long they last."""
+        return replace(self, baseline=())
 
     def told(self, planned: int, seconds: float) -> Budget:
         """After a step that was to move `planned` bytes (0: none) and lasted so long.

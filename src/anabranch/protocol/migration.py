@@ -85,32 +85,6 @@ from anabranch.protocol.orders import (
 )
 from anabranch.protocol.pieces import Drop, Move, Piece, Track, by_giver, choose, choose_whole, side_by_side
 
-__all__ = [
-    "CancelAsked",
-    "Command",
-    "CopyDone",
-    "CopyFailed",
-    "DropCopies",
-    "DropSources",
-    "Dropped",
-    "Event",
-    "Finish",
-    "Migration",
-    "Move",
-    "MoveInStep",
-    "Phase",
-    "Piece",
-    "Prepared",
-    "Progress",
-    "Settings",
-    "StartCopy",
-    "StepAborted",
-    "StepAsked",
-    "StepCommitted",
-    "Strategy",
-    "Weighed",
-]
-
 _START = Step(0)
 
 
@@ -339,7 +313,7 @@ class Migration:
         if not self._copy_failed:
             self._copy_failed = True
             return self._copy(None)
-        self._strategy = Strategy.FLUID
+        self._go_on_without_copies()
         self.phase = Phase.MOVING
         return self._drop_copies(self._copies.group)
 
@@ -385,7 +359,7 @@ class Migration:
         self.cancelled = True
         self._forget_copies()
         if self._strategy is Strategy.HOT:
-            self._strategy = Strategy.FLUID
+            self._go_on_without_copies()
         if self.phase is Phase.COPYING:
             self.phase = Phase.MOVING
         self._tracks = {
@@ -416,7 +390,7 @@ class Migration:
             todo = todo[: self._copies.at_a_time]
         self._copies = self._copies.begin(track.move.shard for track in todo)
         if not todo:
-            self._strategy = Strategy.FLUID
+            self._go_on_without_copies()
             return []
         return self._copy(None)
 
@@ -425,6 +399,10 @@ class Migration:
         self._copying = True
         self._mark(self._copies.group, arrived=True)
         return [StartCopy(self._copies.group, since)]
+
+    def _go_on_without_copies(self) -> None:
+        self._strategy = Strategy.FLUID
+        self._budget = self._budget.anew()
 
     def _forget_copies(self) -> None:
         self._copying = False

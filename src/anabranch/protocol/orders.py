@@ -1,6 +1,6 @@
 """What the machine of a migration is told, what it orders and what it shows: settings, events, commands, phases.
 
-Theory of operation and invariants are in `protocol.migration`, which exports all of this.
+Theory of operation and invariants are in `protocol.migration`.
 """
 
 from __future__ import annotations

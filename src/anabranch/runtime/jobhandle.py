@@ -15,7 +15,7 @@ from anabranch.errors import ConfigError, EngineError, JobDirError, UserError
 from anabranch.log.steplog import StepLog
 from anabranch.model.placement import Placement
 from anabranch.model.ranges import hash_range
-from anabranch.protocol.migration import Strategy
+from anabranch.protocol.orders import Strategy
 from anabranch.runtime.control import ControlClient
 from anabranch.runtime.jobdir import JobDir
 

@@ -25,8 +25,10 @@ from anabranch import crash
 from anabranch.errors import AnabranchError, EngineError, StepAborted
 from anabranch.model.ids import HostId, ShardId, Step
 from anabranch.model.placement import Placement, moved, next_version, overlaps, resharded
-from anabranch.protocol import migration as machine
+from anabranch.protocol import orders
 from anabranch.protocol.copies import AGAIN
+from anabranch.protocol.migration import Migration
+from anabranch.protocol.pieces import Move, Piece
 from anabranch.runtime.carrying import Carrier, coming_spec
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.rescaled import Rescaling
@@ -114,7 +116,7 @@ class Migrator:
         current.cancelled = True
         # A leg in which shards have split or merged goes to its end, and the next one turns back.
         if current.machine is not None and not (current.shards and current.begun):
-            self._tell(current, machine.CancelAsked())
+            self._tell(current, orders.CancelAsked())
 
     def poll(self, current: Rescaling, standing: Standing) -> None:
         """Begin the next leg when one is over, and keep the undo records that a copy beside the steps needs."""
@@ -124,7 +126,7 @@ class Migrator:
             self.next_leg(current, standing)
         if current.machine is not None:
             standing.hold_undo_from = current.machine.copied or standing.hold_undo_from
-            if current.machine.strategy is not machine.Strategy.HOT and not current.cancelled:
+            if current.machine.strategy is not orders.Strategy.HOT and not current.cancelled:
                 standing.hold_undo_from = None
 
     def next_moves(self, current: Rescaling, standing: Standing, *, snapshot: Step | None) -> Moves | None:
@@ -139,20 +141,20 @@ class Migrator:
 
     def _joined_moves(self, current: Rescaling, standing: Standing, snapshot: Step | None) -> Moves | None:
         assert current.machine is not None
-        pieces: Sequence[machine.Piece] = ()
+        pieces: Sequence[Piece] = ()
         # A checkpoint that was begun since reads of a cut shard what had stayed, and that is not what comes back.  While all
         # of them held it, checkpoints that followed one another let nothing come back at all.
         held: tuple[ShardId, ...] = ()
         if snapshot is not None and snapshot <= current.forward:
             held = tuple(map(ShardId, range(len(standing.layout.shards))))
-        for command in current.machine.handle(machine.StepAsked(standing.progress.next_step, held)):
-            if isinstance(command, machine.MoveInStep):
+        for command in current.machine.handle(orders.StepAsked(standing.progress.next_step, held)):
+            if isinstance(command, orders.MoveInStep):
                 pieces = command.pieces
             else:
                 self._obey(current, command, standing)
         current.machine.validate()
         current.leaves = any(not piece.back for piece in pieces)
-        if not pieces and (current.shards or current.machine.phase is machine.Phase.COPYING):
+        if not pieces and (current.shards or current.machine.phase is orders.Phase.COPYING):
             # Nothing changes before the copies are there.
             return None
         placement = replace(standing.placement, intent=current.intent)
@@ -196,16 +198,16 @@ class Migrator:
             current.begun = current.begun or planned is not None
             current.leg_begun = current.leg_begun or planned is not None
             current.bytes_moved += 0 if current.shards else size
-            self._tell(current, machine.StepCommitted(step, seconds, size), standing)
+            self._tell(current, orders.StepCommitted(step, seconds, size), standing)
             if current.shards is None and self.scales.weighed_at > step:
-                self._tell(current, machine.Weighed(self.scales.sizes), standing)
+                self._tell(current, orders.Weighed(self.scales.sizes), standing)
             self._show(current)
 
     def aborted(self, current: Rescaling, step: Step) -> None:
         """The step was given up; a recovery follows."""
         current.planned = None
         if current.machine is not None:
-            self._tell(current, machine.StepAborted(step))
+            self._tell(current, orders.StepAborted(step))
 
     def _finish(self, current: Rescaling, standing: Standing) -> None:
         crash.point(FINISHED)
@@ -220,31 +222,31 @@ class Migrator:
 
     # What the machine orders.
 
-    def _tell(self, current: Rescaling, event: machine.Event, standing: Standing | None = None) -> None:
+    def _tell(self, current: Rescaling, event: orders.Event, standing: Standing | None = None) -> None:
         assert current.machine is not None
         before = current.machine.strategy
         commands = current.machine.handle(event)
         current.machine.validate()
         if current.machine.strategy is not before and not current.machine.cancelled:
             why = "copying has failed twice"
-            if not isinstance(event, machine.CopyFailed):
+            if not isinstance(event, orders.CopyFailed):
                 why = f"more than {AGAIN:.0%} of what is copied changes before a step can use it"
             self.note(f"rescaling {current.number} goes on by {current.machine.strategy}: {why}")
         for command in commands:
             self._obey(current, command, standing)
 
-    def _obey(self, current: Rescaling, command: machine.Command, standing: Standing | None) -> None:
+    def _obey(self, current: Rescaling, command: orders.Command, standing: Standing | None) -> None:
         match command:
-            case machine.StartCopy(shards, since):
+            case orders.StartCopy(shards, since):
                 assert standing is not None, "copies start between steps"
                 self._copy(current, shards, since, standing)
-            case machine.DropSources(shards):
+            case orders.DropSources(shards):
                 left = [copy for shard in shards for copy in current.left.pop(shard, ())]
                 self.carrier.drop(left, partial(self._dropped, current, shards))
-            case machine.DropCopies(shards):
+            case orders.DropCopies(shards):
                 made = [current.arriving.pop(shard) for shard in shards if shard in current.arriving]
                 self.carrier.drop(made, partial(self._dropped, current, shards))
-            case machine.Finish(cancelled):
+            case orders.Finish(cancelled):
                 if current.begun or not cancelled:
                     current.leg_over = True
                 elif current.cancelled:
@@ -300,7 +302,7 @@ class Migrator:
         current.arriving = {}
         if current.shards:
             left = Journeys(resharding(placement, current.shards, sizes), {}, frozenset())
-            strategy = machine.Strategy.HOT
+            strategy = orders.Strategy.HOT
             if current.strategy == AUTO:
                 # Unless something moves behind it, that is all there is.
                 current.strategy = strategy
@@ -308,8 +310,8 @@ class Migrator:
             left = journeys(placement, sizes)
             current.bytes_total = current.bytes_moved + sum(_left(move, left.cursors) for move in left.moves)
             current.strategy = choose(current.asked, current.bytes_total, current.budget)
-            strategy = machine.Strategy(current.strategy)
-        settings = machine.Settings(
+            strategy = orders.Strategy(current.strategy)
+        settings = orders.Settings(
             strategy,
             current.budget,
             target_seconds=self.settings.target_seconds,
@@ -317,10 +319,10 @@ class Migrator:
         )
         cursors = left.cursors if current.begun else None
         # The moves lead to where the intent says, cancelled or not: to the machine they are what is to be done.
-        current.machine = machine.Migration(
+        current.machine = Migration(
             settings, left.moves, cursors, standing.progress.next_step, left.backwards
         )
-        self._tell(current, machine.Prepared(sizes), standing)
+        self._tell(current, orders.Prepared(sizes), standing)
         self._show(current)
 
     def _check_alive(self, current: Rescaling) -> None:
@@ -361,10 +363,10 @@ class Migrator:
                 self._not_copied(current, standing, error)
             else:
                 self.note(f"a copy beside the steps failed and is tried again: {error}")
-                self._tell(current, machine.CopyFailed(str(error)), standing)
+                self._tell(current, orders.CopyFailed(str(error)), standing)
         else:
             current.bytes_moved += 0 if current.shards else size
-            self._tell(current, machine.CopyDone(at, size), standing)
+            self._tell(current, orders.CopyDone(at, size), standing)
         self._show(current)
 
     def _not_copied(self, current: Rescaling, standing: Standing, error: AnabranchError) -> None:
@@ -382,7 +384,7 @@ class Migrator:
         else:
             current.error = str(error)
             self.note(f"rescaling {current.number} failed, nothing has changed: {error}")
-        self._tell(current, machine.CancelAsked(), standing)
+        self._tell(current, orders.CancelAsked(), standing)
 
     def _dropped(self, current: Rescaling, shards: tuple[ShardId, ...], future: Future[Any]) -> None:
         try:
@@ -391,19 +393,19 @@ class Migrator:
             # What could not be deleted is swept by the next recovery; nobody trusts it.
             self.note(f"a copy that was left behind could not be deleted: {error}")
         if current.machine is not None:
-            self._tell(current, machine.Dropped(shards))
+            self._tell(current, orders.Dropped(shards))
 
     def _show(self, current: Rescaling) -> None:
         """Say in which phase it is.  When the machine is done, a step in the final layout is still to come."""
         if not current.over and current.machine is not None:
             phase = current.machine.phase
-            current.state = "dropping" if phase is machine.Phase.DONE else phase.value
-            if current.shards is None and current.machine.strategy is not machine.Strategy.HOT:
+            current.state = "dropping" if phase is orders.Phase.DONE else phase.value
+            if current.shards is None and current.machine.strategy is not orders.Strategy.HOT:
                 # Not by hot: what was copied is still to be switched to, and would count twice.
                 current.bytes_total = current.bytes_moved + current.machine.progress.bytes_left
 
 
-def _left(move: machine.Move, cursors: Mapping[ShardId, int]) -> int:
+def _left(move: Move, cursors: Mapping[ShardId, int]) -> int:
     """The bytes of a move that are still to go, estimated."""
     cursor = cursors.get(move.shard, move.low)
     return move.size * (move.end - cursor) // (move.end - move.low)

@@ -12,7 +12,8 @@ from typing import Any
 from anabranch.model.ids import ShardId
 from anabranch.model.layout import Layout
 from anabranch.model.placement import Copy, Intent
-from anabranch.protocol import migration as machine
+from anabranch.protocol import orders
+from anabranch.protocol.migration import Migration
 from anabranch.runtime.standing import Moves
 
 
@@ -42,7 +43,7 @@ class Rescaling:
     """In legs that are over."""
     failures: int = 0
     """How often it could not be prepared, or shards not copied that were to split or merge."""
-    machine: machine.Migration | None = None
+    machine: Migration | None = None
     begun: bool = False
     """Whether a step was committed that has the intent in its plan record."""
     shards: int | None = None
@@ -78,7 +79,7 @@ class Rescaling:
         """Whether a step should run even if there is nothing to read."""
         if self.over:
             return False
-        return self.finishing or (self.machine is not None and self.machine.phase is machine.Phase.MOVING)
+        return self.finishing or (self.machine is not None and self.machine.phase is orders.Phase.MOVING)
 
     @property
     def intent(self) -> Intent:

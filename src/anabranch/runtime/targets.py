@@ -24,7 +24,8 @@ from anabranch.model.placement import (
     spread,
 )
 from anabranch.model.ranges import hash_range
-from anabranch.protocol.migration import Move, Piece, Strategy
+from anabranch.protocol.orders import Strategy
+from anabranch.protocol.pieces import Move, Piece
 from anabranch.runtime.hosts import logical_hosts
 from anabranch.runtime.standing import Moves
 from anabranch.spark.spec import Moving

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from anabranch.model.placement import Copy
-from anabranch.protocol.migration import Piece
+from anabranch.protocol.pieces import Piece
 from anabranch.sim.copies import Arrival, FencedOff, Refused, Tasks, touched
 from anabranch.sim.explore import Action
 from anabranch.sim.scene import Case, Plan, Run, Scene, State

@@ -10,7 +10,8 @@ import copy
 from typing import Any
 
 from anabranch.errors import EngineError
-from anabranch.protocol.migration import Event, Migration
+from anabranch.protocol.migration import Migration
+from anabranch.protocol.orders import Event
 
 
 class Machines:

@@ -25,8 +25,9 @@ from typing import Any
 from anabranch.errors import EngineError
 from anabranch.model.ids import ShardId, Step, WorkerId
 from anabranch.model.placement import Copy, moved
-from anabranch.protocol import migration as mig
-from anabranch.protocol.migration import Migration, Move
+from anabranch.protocol import orders
+from anabranch.protocol.migration import Migration
+from anabranch.protocol.pieces import Move
 from anabranch.sim.attempts import Attempts
 from anabranch.sim.beside import Beside
 from anabranch.sim.copies import Fence, Refused, Store, Tasks
@@ -121,7 +122,7 @@ class Rescaling:
             yield from self._attempts.work(state, state.straggler, late=True)
         if state.cancels:
             asked = state._replace(cancels=state.cancels - 1)
-            yield Action(("somebody cancels",), self._tell(asked, mig.CancelAsked()), fault=True)
+            yield Action(("somebody cancels",), self._tell(asked, orders.CancelAsked()), fault=True)
         if state.crashes:
             spent = state._replace(crashes=state.crashes - 1)
             yield Action(("the coordinator dies",), self._restart(spent), fault=True)
@@ -137,7 +138,7 @@ class Rescaling:
                 yield Action(("step", state.committed, "begins"), begun)
             return
         if run.durable:
-            told = self._tell(state._replace(run=None), mig.StepCommitted(Step(run.fence.step), 0.1, 0))
+            told = self._tell(state._replace(run=None), orders.StepCommitted(Step(run.fence.step), 0.1, 0))
             yield Action(("the machine hears of step", run.fence.step), told)
             return
         if run.refused:
@@ -165,10 +166,10 @@ class Rescaling:
                 yield Action(("shard", shard, "is copied, round since", state.copying.since), after)
             if state.copy_failures:
                 failed = state._replace(copying=None, copy_failures=state.copy_failures - 1)
-                yield Action(("copying fails",), self._tell(failed, mig.CopyFailed("")), fault=True)
+                yield Action(("copying fails",), self._tell(failed, orders.CopyFailed("")), fault=True)
                 if state.stragglers:
                     late = failed._replace(late_copying=state.copying, stragglers=state.stragglers - 1)
-                    after = self._tell(late, mig.CopyFailed(""))
+                    after = self._tell(late, orders.CopyFailed(""))
                     yield Action(("copying fails, a task of it goes on",), after, fault=True)
         if state.late_copying is not None:
             for shard in state.late_copying.shards:
@@ -184,7 +185,7 @@ class Rescaling:
     # --- steps
 
     def _begin_step(self, state: State) -> State | None:
-        state, commands = self._handle(state, mig.StepAsked(Step(state.committed), self.held(state)))
+        state, commands = self._handle(state, orders.StepAsked(Step(state.committed), self.held(state)))
         if state.wrong is not None:
             return state
         answer, *others = commands
@@ -222,7 +223,7 @@ class Rescaling:
         assert state.run is not None
         idle = state.idle if self._scene.plan(state.run.plan).pieces else state.idle + 1
         again = state._replace(run=None, failed=state.run.plan, attempt=state.attempt + 1, idle=idle)
-        return self._tell(again, mig.StepAborted(Step(state.committed)))
+        return self._tell(again, orders.StepAborted(Step(state.committed)))
 
     # --- coordinators
 
@@ -287,19 +288,19 @@ class Rescaling:
 
     def _prepare(self, state: State) -> State:
         swept = state._replace(prepared=True, stores=self.swept(state))
-        return self._tell(swept, mig.Prepared({}))
+        return self._tell(swept, orders.Prepared({}))
 
     # --- drops, background copies, checkpoints
 
     def _drop(self, state: State, garbage: Garbage) -> State:
         (_, shard), _ = garbage
-        return self._tell(self._beside.drop(state, garbage), mig.Dropped((ShardId(shard),)))
+        return self._tell(self._beside.drop(state, garbage), orders.Dropped((ShardId(shard),)))
 
     def _copy(self, state: State, copying: Copying, shard: int) -> State:
         state = self._beside.copy(state, copying, shard, late=False)
         if state.wrong is not None or state.copying is None or state.copying.shards:
             return state
-        done = mig.CopyDone(Step(copying.fence.step), state.copying.size)
+        done = orders.CopyDone(Step(copying.fence.step), state.copying.size)
         return self._tell(state._replace(copying=None), done)
 
     def _read(self, state: State, reading: Reading) -> State:
@@ -321,19 +322,19 @@ class Rescaling:
 
     # --- the machine
 
-    def _tell(self, state: State, event: mig.Event) -> State:
+    def _tell(self, state: State, event: orders.Event) -> State:
         state, commands = self._handle(state, event)
         for command in commands:
             state = self._obey(state, command)
         return state
 
-    def _obey(self, state: State, command: mig.Command) -> State:
+    def _obey(self, state: State, command: orders.Command) -> State:
         placement = self._scene.placement(state.placement)
         match command:
-            case mig.StartCopy(shards, since):
+            case orders.StartCopy(shards, since):
                 fence = Fence(state.epoch, state.committed, -1)
                 return state._replace(copying=Copying(fence, since, shards))
-            case mig.DropSources(shards):
+            case orders.DropSources(shards):
                 left = dict(state.left)
                 sources = {move.shard: move.source for move in self._machines[state.machine].moves}
                 # Of what was done before a crash only this is known; it was swept already.
@@ -342,7 +343,7 @@ class Rescaling:
                     for shard, worker in sources.items()
                 }
                 return _to_drop(state, [left.get(shard, swept[shard]) for shard in shards])
-            case mig.DropCopies(shards):
+            case orders.DropCopies(shards):
                 targets = {move.shard: move.target for move in self._machines[state.machine].moves}
                 copies = [
                     (
@@ -352,11 +353,11 @@ class Rescaling:
                     for shard in shards
                 ]
                 return _to_drop(state._replace(copying=None), copies)
-            case mig.Finish(cancelled):
+            case orders.Finish(cancelled):
                 return state._replace(outcome=cancelled)
         raise AssertionError(command)
 
-    def _handle(self, state: State, event: mig.Event) -> tuple[State, list[Any]]:
+    def _handle(self, state: State, event: orders.Event) -> tuple[State, list[Any]]:
         machine, commands, wrong = self._machines.told(state.machine, event)
         return state._replace(machine=machine, wrong=wrong or state.wrong), commands
 

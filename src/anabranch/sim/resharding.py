@@ -18,8 +18,10 @@ from anabranch.model.ids import HostId, LayoutVersion, ShardId, Step, WorkerId
 from anabranch.model.layout import Layout
 from anabranch.model.placement import Copy, Placement, overlaps, resharded
 from anabranch.model.ranges import hash_range
-from anabranch.protocol import migration as mig
-from anabranch.protocol.migration import Migration, Move, Settings, Strategy
+from anabranch.protocol import orders
+from anabranch.protocol.migration import Migration
+from anabranch.protocol.orders import Settings, Strategy
+from anabranch.protocol.pieces import Move
 from anabranch.sim.copies import Arrival, Cargo, Fence, FencedOff, Refused, Store, Tasks, touched, truth
 from anabranch.sim.explore import Action
 from anabranch.sim.machines import Machines
@@ -109,7 +111,7 @@ class Resharding:
 
     def copies_failed(self, state: State) -> State:
         """What is there of the copies is dropped, and all begins anew."""
-        return self._tell(state, mig.CancelAsked())
+        return self._tell(state, orders.CancelAsked())
 
     def is_read(self, state: State, places: list[Place]) -> bool:
         return state.reading is not None and any(place_of(one) in places for one in state.reading.copies)
@@ -130,7 +132,7 @@ class Resharding:
         if state.over or state.wrong is not None:
             return
         if not state.prepared:
-            prepared = self._tell(state._replace(prepared=True), mig.Prepared({}))
+            prepared = self._tell(state._replace(prepared=True), orders.Prepared({}))
             yield Action(("workers are ready",), prepared)
         yield from self._steps(state)
         yield from self._background(state)
@@ -138,7 +140,7 @@ class Resharding:
             yield from self._work(state, state.straggler, late=True)
         if state.left.cancels and not state.switched and not state.cancelled and state.run is None:
             asked = spend(state._replace(cancelled=True), "cancels")
-            yield Action(("somebody cancels",), self._tell(asked, mig.CancelAsked()), fault=True)
+            yield Action(("somebody cancels",), self._tell(asked, orders.CancelAsked()), fault=True)
         if state.left.crashes:
             spent = spend(state, "crashes")
             yield Action(("the coordinator dies",), self._restart(spent), fault=True)
@@ -196,7 +198,7 @@ class Resharding:
     # --- steps
 
     def _begin_step(self, state: State) -> State | None:
-        asked, commands = self._handle(state, mig.StepAsked(Step(state.committed)))
+        asked, commands = self._handle(state, orders.StepAsked(Step(state.committed)))
         if asked.wrong is not None:
             return asked
         pieces = commands[0].pieces
@@ -292,7 +294,7 @@ class Resharding:
             switched=switched,
             markers=tuple(sorted(markers.items())),
         )
-        return self._trim(self._tell(state, mig.StepCommitted(Step(run.fence.step), 0.1, 0)))
+        return self._trim(self._tell(state, orders.StepCommitted(Step(run.fence.step), 0.1, 0)))
 
     # --- coordinators
 
@@ -362,7 +364,7 @@ class Resharding:
         rest = rest._replace(size=rest.size + len(rows))
         if rest.shards:
             return state._replace(copying=rest)
-        done = mig.CopyDone(Step(copying.fence.step), rest.size)
+        done = orders.CopyDone(Step(copying.fence.step), rest.size)
         return self._tell(state._replace(copying=None), done)
 
     def _not_copied(self, state: State) -> State:
@@ -380,7 +382,7 @@ class Resharding:
             stores=tuple((place, store) for place, store in state.stores if place not in gone),
             drops=tuple(other for other in state.drops if other != job),
         )
-        return self._tell(state, mig.Dropped(tuple(map(ShardId, job[1]))))
+        return self._tell(state, orders.Dropped(tuple(map(ShardId, job[1]))))
 
     def _read(self, state: State, reading: Reading) -> State:
         one, *rest = reading.copies
@@ -407,29 +409,29 @@ class Resharding:
 
     # --- the machine
 
-    def _tell(self, state: State, event: mig.Event) -> State:
+    def _tell(self, state: State, event: orders.Event) -> State:
         state, commands = self._handle(state, event)
         for command in commands:
             state = self._obey(state, command)
         return state
 
-    def _obey(self, state: State, command: mig.Command) -> State:
+    def _obey(self, state: State, command: orders.Command) -> State:
         match command:
-            case mig.StartCopy(shards, since):
+            case orders.StartCopy(shards, since):
                 fence = Fence(state.epoch, state.committed, -1)
                 return state._replace(copying=Copying(fence, since, shards))
-            case mig.DropSources(shards):
+            case orders.DropSources(shards):
                 return state._replace(drops=(*state.drops, (False, shards)))
-            case mig.DropCopies(shards):
+            case orders.DropCopies(shards):
                 return state._replace(drops=(*state.drops, (True, shards)))
-            case mig.Finish(cancelled):
+            case orders.Finish(cancelled):
                 # Nobody wants to turn back where only the copies could not be made.
                 if cancelled and not state.cancelled:
                     return self._begin(state)
                 return state._replace(over=True)
         raise AssertionError(command)
 
-    def _handle(self, state: State, event: mig.Event) -> tuple[State, list[Any]]:
+    def _handle(self, state: State, event: orders.Event) -> tuple[State, list[Any]]:
         machine, commands, wrong = self._machines.told(state.machine, event)
         return state._replace(machine=machine, wrong=wrong or state.wrong), commands
 

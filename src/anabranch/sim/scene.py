@@ -14,7 +14,8 @@ from anabranch.model.ids import HostId, LayoutVersion, ShardId, WorkerId
 from anabranch.model.layout import Layout
 from anabranch.model.placement import Copy, Placement
 from anabranch.model.ranges import hash_range
-from anabranch.protocol.migration import Piece, Settings, Strategy
+from anabranch.protocol.orders import Settings, Strategy
+from anabranch.protocol.pieces import Piece
 from anabranch.sim.copies import Cargo, Fence, Refused, Store, truth
 
 FIRST = 2
