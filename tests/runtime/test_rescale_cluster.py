@@ -7,7 +7,6 @@ import json
 import subprocess
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,10 @@ from typing import Any
 import pytest
 
 import anabranch as ab
-from anabranch.log.steplog import StepLog
 from anabranch.runtime.jobdir import JobDir
 from anabranch.runtime.jobhandle import ENDED
-from anabranch.runtime.outputs import table
 from chaos.cluster import HOSTS, Cluster
-from cluster import places_of_tasks, recording, run_command, standalone_cluster
+from cluster import check_totals, places_of_tasks, recording, run_command, standalone_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -96,23 +93,8 @@ def running(directory: Path, name: str, *arguments: str) -> Iterator[Running]:
 
 
 def check_tables(directory: Path) -> None:
-    """Compare the tables with plain Python over the rows that were read."""
-    jobdir = JobDir(directory)
-    progress = StepLog(jobdir.log).load()
-    n: Counter[int] = Counter()
-    total: Counter[int] = Counter()
     # The same rows, all there at once.
-    source = ab.generator(rows=100_000_000, keys=KEYS, partitions=3, seed=5)
-    for available in source.discover({}):
-        piece = source.cut(available, progress.positions["events"].get(available.partition, 0), 1 << 60)
-        for frame in source.read(piece, lambda *bad: None):
-            for key, value in zip(frame["key"].to_list(), frame["value"].to_list(), strict=True):
-                n[key] += 1
-                total[key] += value
-    found = {row["key"]: (row["n"], row["total"]) for row in table(jobdir, "totals").to_dicts()}
-    assert found == {key: (n[key], total[key]) for key in n}
-    assert {row["n"]: row["count"] for row in table(jobdir, "sizes").to_dicts()} == Counter(n.values())
-    assert progress.input_rows == sum(n.values()) > 0
+    check_totals(directory, "events", ab.generator(rows=100_000_000, keys=KEYS, partitions=3, seed=5))
 
 
 def stores(cluster: Cluster, directory: Path, host: str) -> list[int]:
@@ -148,7 +130,7 @@ def join(cluster: Cluster, job: ab.Job, host: str) -> None:
     assert (one["used"], one["shards"], one["workers"]) == (False, 0, [])
 
 
-def test_a_host_joins_and_others_are_emptied_and_shut_down(tmp_path: Path) -> None:
+def test_a_host_joins_others_are_emptied_and_shut_down_and_an_executor_dies(tmp_path: Path) -> None:
     directory, events = tmp_path / "job", tmp_path / "events"
     with standalone_cluster(tmp_path / "cluster", (FIRST, SECOND)) as cluster:
         arguments = ["--workers", "2", "--shards", "12"]
@@ -180,9 +162,14 @@ def test_a_host_joins_and_others_are_emptied_and_shut_down(tmp_path: Path) -> No
                 cluster.shut_down(host)
                 wait_until(lambda host=host: host not in known(job), f"{host} to be forgotten")
                 run.more_steps()
-        assert run.events("fault") == []
-        # With so few keys, one that changes may be too many for another copy.
-        assert [note for note in run.events("note") if "by fluid" not in note["text"]] == []
+            assert run.events("fault") == []
+            # With so few keys, one that changes may be too many for another copy.
+            assert [note for note in run.events("note") if "by fluid" not in note["text"]] == []
+            (executor,) = cluster.executors()
+            executor.kill()
+            wait_until(lambda: run.events("fault"), "the death to be noticed")
+            run.more_steps()
+            check_disks(cluster, job, directory, (THIRD,))
         assert {event["workers"] for event in run.events("step")} >= {2, 3}
     places = {worker: set(hosts) for worker, hosts in places_of_tasks(events, only_steps=True).items()}
     assert {worker: homes[worker] for worker in range(3)} == {worker: places[worker] for worker in range(3)}
