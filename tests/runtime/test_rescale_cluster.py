@@ -130,30 +130,34 @@ def join(cluster: Cluster, job: ab.Job, host: str) -> None:
     assert (one["used"], one["shards"], one["workers"]) == (False, 0, [])
 
 
-def test_a_host_joins_others_are_emptied_and_shut_down_and_an_executor_dies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["one", "two"])
+def test_a_host_joins_others_are_emptied_and_shut_down_and_an_executor_dies(
+    tmp_path: Path, first: int
+) -> None:
     directory, events = tmp_path / "job", tmp_path / "events"
-    with standalone_cluster(tmp_path / "cluster", (FIRST, SECOND)) as cluster:
-        arguments = ["--workers", "2", "--shards", "12"]
+    hosts, workers = HOSTS[: first + 1], first + 1
+    with standalone_cluster(tmp_path / "cluster", hosts[:first]) as cluster:
+        arguments = ["--workers", str(first), "--shards", "12"]
         with running(directory, "run", *cluster.arguments(**recording(events)), *arguments) as run:
             job = run.job()
-            assert [one["used"] for one in job.hosts()] == [True, True]
-            join(cluster, job, THIRD)
+            assert [one["used"] for one in job.hosts()] == [True] * first
+            join(cluster, job, hosts[first])
             run.more_steps()
-            check_disks(cluster, job, directory, (FIRST, SECOND))
-            done = job.rescale(3, strategy="fluid", timeout=PATIENCE)
-            assert (done["state"], done["strategy"], done["to"]["hosts"]) == ("done", "fluid", list(HOSTS))
-            assert (done["shards_total"], done["shards_moved"]) == (4, 4)
+            check_disks(cluster, job, directory, hosts[:first])
+            done = job.rescale(workers, strategy="fluid", timeout=PATIENCE)
+            assert (done["state"], done["strategy"], done["to"]["hosts"]) == ("done", "fluid", list(hosts))
+            assert (done["shards_total"], done["shards_moved"]) == (12 // workers, 12 // workers)
             assert done["bytes_moved"] > 0
-            assert known(job)[THIRD]["used"]
-            check_disks(cluster, job, directory, HOSTS)
+            assert known(job)[hosts[first]]["used"]
+            check_disks(cluster, job, directory, hosts)
             run.more_steps()
-            homes = {number: {host} for number, host in enumerate(HOSTS)}
-            left = list(HOSTS)
-            for host, strategy in ((SECOND, "hot"), (FIRST, "sudden")):
+            homes = {number: {host} for number, host in enumerate(hosts)}
+            left = list(hosts)
+            for host, strategy in zip(reversed(hosts[:first]), ("hot", "sudden"), strict=False):
                 left.remove(host)
                 done = job.rescale(remove_hosts=[host], strategy=strategy, timeout=PATIENCE)
                 assert (done["state"], done["strategy"], done["to"]["hosts"]) == ("done", strategy, left)
-                assert done["to"]["workers"] == 3
+                assert done["to"]["workers"] == workers
                 for number, worker in enumerate(job.layout()["workers"]):
                     homes[number].add(worker["host"])
                 check_disks(cluster, job, directory, tuple(left))
@@ -169,10 +173,10 @@ def test_a_host_joins_others_are_emptied_and_shut_down_and_an_executor_dies(tmp_
             executor.kill()
             wait_until(lambda: run.events("fault"), "the death to be noticed")
             run.more_steps()
-            check_disks(cluster, job, directory, (THIRD,))
-        assert {event["workers"] for event in run.events("step")} >= {2, 3}
+            check_disks(cluster, job, directory, tuple(left))
+        assert {event["workers"] for event in run.events("step")} >= {first, workers}
     places = {worker: set(hosts) for worker, hosts in places_of_tasks(events, only_steps=True).items()}
-    assert {worker: homes[worker] for worker in range(3)} == {worker: places[worker] for worker in range(3)}
+    assert homes == {worker: places[worker] for worker in range(workers)}
     check_tables(directory)
 
 

@@ -127,7 +127,7 @@ class Live:
         pytest.param("sudden", marks=pytest.mark.slow),
         pytest.param("batched", marks=pytest.mark.slow),
         "fluid",
-        "hot",
+        pytest.param("hot", marks=pytest.mark.slow),
         "stop-start",
         pytest.param("auto", marks=pytest.mark.slow),
     ],

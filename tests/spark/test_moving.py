@@ -134,7 +134,9 @@ def hosts(count: int) -> list[HostId]:
 @pytest.mark.parametrize(
     "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("strategy", [Strategy.SUDDEN, Strategy.BATCHED, Strategy.FLUID])
+@pytest.mark.parametrize(
+    "strategy", [Strategy.SUDDEN, pytest.param(Strategy.BATCHED, marks=pytest.mark.slow), Strategy.FLUID]
+)
 def test_every_step_is_what_it_would_have_been(tmp_path: Path, strategy: Strategy, seed: int) -> None:
     data = write_input(tmp_path / "in", seed, orders=600)
     flow = build(tmp_path / "in")
