@@ -14,7 +14,7 @@ from chaos.run import Options, play
 
 def test_a_round(tmp_path: Path) -> None:
     said: list[str] = []
-    options = Options(seed=26, rounds=1, actions=["driver", "all"], harms=2, cluster=0, directory=tmp_path)
+    options = Options(seed=26, rounds=1, actions=["driver", "all"], harms=3, cluster=0, directory=tmp_path)
     counts = play(options, said.append, said.append)
     assert not counts["failed"], "\n".join(said)
     assert counts["kills"] >= 2

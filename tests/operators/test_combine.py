@@ -102,7 +102,7 @@ def check(
     assert outcome(kernel, keys, combined) == outcome(kernel, keys, whole)
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(st.data(), st.booleans())
 def test_aggregates(data: st.DataObject, append_only: bool) -> None:
     kernel = AggregateKernel(["k", "j"], SCHEMA, AGGREGATES, append_only)

@@ -140,7 +140,7 @@ KEYS = st.one_of(st.none(), st.sampled_from([*EXTREMES, 10**12, 2 * 10**12]))
 ROWS = st.tuples(KEYS, st.one_of(st.none(), st.integers(-3, 3)), st.integers(-2, 2))
 
 
-@settings(max_examples=80)
+@settings(max_examples=200)
 @given(st.lists(st.lists(ROWS, max_size=12), min_size=1, max_size=6), st.booleans())
 def test_results_are_the_same_with_known_keys(batches: list[list[Any]], plain: bool) -> None:
     schema: dict[str, pl.DataType] = {"k": pl.Int64(), "v": pl.Int64(), "x": pl.Float64()}

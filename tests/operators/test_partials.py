@@ -51,7 +51,7 @@ def outcome(kernel: AggregateKernel, steps: list[pl.DataFrame]) -> Any:
     return changes, state._tables
 
 
-@settings(max_examples=80)
+@settings(max_examples=200)
 @given(st.data(), st.booleans(), st.booleans())
 def test_the_same_bits_as_of_all_rows(data: st.DataObject, append_only: bool, aligned: bool) -> None:
     """Batches with the first few keys each, in their order or in one of their own."""
