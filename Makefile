@@ -4,6 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# How many tests run beside each other: one by itself leaves a third of two cores idle, waiting for a JVM or a disk.
+TESTS ?= 2
 SEED ?= 1
 ROUNDS ?= 10
 
@@ -13,7 +15,7 @@ demo: $(READY) java
 	$(RUN)/python examples/demo.py
 
 test: $(READY) java
-	$(RUN)/python -m pytest -m "not slow"
+	$(RUN)/python -m pytest -m "not slow" --numprocesses $(TESTS) --dist worksteal
 
 test-all: $(READY) java
 	$(RUN)/python -m pytest
