@@ -40,7 +40,12 @@ class Cluster:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.master = f"spark://127.0.0.1:{self.port}"
-        self._env = {**env, "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}
+        self._env = {
+            **env,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "PYSPARK_PYTHON": sys.executable,
+        }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._first = list(hosts)
         self._joined: set[str] = set()
