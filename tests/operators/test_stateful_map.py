@@ -228,7 +228,10 @@ def test_states_come_back_as_they_were(state: Any) -> None:
     assert type(back) is type(state)
 
 
-@pytest.mark.parametrize("state", [{1}, object(), defaultdict(int), namedtuple("T", "a")(1)], ids=lambda state: type(state).__name__)
+NOT_STORABLE = [{1}, object(), defaultdict(int), namedtuple("T", "a")(1)]
+
+
+@pytest.mark.parametrize("state", NOT_STORABLE, ids=[type(state).__name__ for state in NOT_STORABLE])
 def test_states_of_other_types_are_refused(state: Any) -> None:
     encode = encoder()
     with pytest.raises(NotStorable):
