@@ -32,6 +32,7 @@ def account(**changes: Any) -> Json:
         "from": {"workers": 2, "hosts": ["host-0"], "shards": 32, "layout": 3},
         "to": {"workers": 4, "hosts": ["host-0", "host-1"], "shards": 32, "layout": 4},
         "resharding": None,
+        "copied": None,
         "shards_total": 16,
         "shards_moved": 4,
         "bytes_total": 4_000_000,

@@ -305,6 +305,7 @@ def test_shards_that_split_or_merge() -> None:
     splitting = account(
         to={"workers": 4, "hosts": ["host-0", "host-1"], "shards": 64},
         resharding=64,
+        copied=0,
         shards_total=0,
         shards_moved=0,
         bytes_total=0,
@@ -315,18 +316,24 @@ def test_shards_that_split_or_merge() -> None:
     head = "2 → 4 workers, 1 → 2 hosts, 32 → 64 shards, fluid (auto) ░░░░░░░░░░░░░░░░░░░░"
     assert progress_line(splitting) == f"{head} moving · splitting into 64 shards"
     assert progress_line(splitting | {"state": "copying"}) == f"{head} copying · splitting into 64 shards"
+    half = splitting | {"state": "copying", "copied": 48, "eta_seconds": 4.4}
+    head = head.replace("░" * 20, "█" * 15 + "░" * 5)
+    assert progress_line(half) == f"{head} copying · splitting into 64 shards, 48 copied · 4 s left"
     # Turned back.
+    head = head.replace("█", "░")
     assert progress_line(splitting | {"resharding": 32}) == f"{head} moving · merging into 32 shards"
     # They move first.
     merging = account(
         to={"workers": 1, "hosts": ["host-0"], "shards": 1},
         resharding=1,
+        copied=1,
         shards_moved=16,
         bytes_moved=900_000,
+        eta_seconds=None,
         latency_now=None,
     )
     assert progress_line(merging) == (
-        "2 → 1 worker, 32 → 1 shard, fluid (auto) ████████████████████ moving · merging into 1 shard · "
+        "2 → 1 worker, 32 → 1 shard, fluid (auto) ████████████████████ moving · merging into 1 shard, 1 copied · "
         "16 of 16 shards · 900kB"
     )
 

@@ -11,9 +11,10 @@ from inprocess import InProcess
 from richflow import build, write_input
 
 from anabranch.errors import Starved
-from anabranch.model.ids import Attempt, HostId, ShardId, WorkerId
-from anabranch.model.placement import moved, overlaps
-from anabranch.spark.copying import HostCopier, Pair
+from anabranch.model.ids import Attempt, HostId, Incarnation, LayoutVersion, ShardId, WorkerId
+from anabranch.model.layout import Layout
+from anabranch.model.placement import Placement, moved, overlaps, resharded
+from anabranch.spark.copying import HostCopier, Pair, jobs_of
 from anabranch.spark.failure import TaskFailed
 from anabranch.spark.shards import copy_path, identity, region_tables
 from anabranch.spark.spec import StepSpec
@@ -116,3 +117,33 @@ def test_a_copy_is_brought_further(copying: Copying) -> None:
     copying.copier.copy(copying.spec, copying.pairs, None)
     copying.copier.copy(copying.spec, copying.pairs, copying.spec.step)
     assert copying.content(pair[1]) == copying.content(pair[0])
+
+
+@pytest.mark.parametrize(("before", "after"), [(32, 64), (32, 256), (256, 16), (1, 1024)])
+@pytest.mark.parametrize("one_host", [True, False])
+def test_many_copies_are_made_in_several_jobs(before: int, after: int, one_host: bool) -> None:
+    hosts = (HostId("a"), HostId("b"), HostId("c"))
+    owners = tuple(WorkerId(shard * 16 // before * 3 // 16) for shard in range(before))
+    placement = Placement(Layout(LayoutVersion(0), owners, hosts), (Incarnation(0),) * before)
+    pairs = list(overlaps(placement, resharded(placement, after)))
+    jobs = jobs_of(pairs, one_host=one_host)
+    assert sorted(pair for job in jobs for pair in job) == sorted(pairs)
+    made = [{target for _, target, _, _ in job} for job in jobs]
+    assert sum(map(len, made)) == len(set().union(*made)), "a copy is made in one job"
+    used = {target.host for _, target, _, _ in pairs}
+    if one_host:
+        assert all(len({target.host for target in targets}) == 1 for targets in made)
+        assert len(jobs) <= 8 * len(used)
+    else:
+        assert len(jobs) <= 8
+        # All hosts have something to do in each.
+        assert len(jobs) == 1 or all({target.host for target in targets} == used for targets in made)
+    assert max(map(len, made)) <= max(16, -(-after // 8))
+
+
+def test_who_waits_is_told_of_each_job(copying: Copying) -> None:
+    after = resharded(copying.before, 64)
+    told: list[int] = []
+    copying.copier.copy(copying.spec, list(overlaps(copying.before, after)), None, told.append)
+    assert len(told) > 2
+    assert sum(told) == 64

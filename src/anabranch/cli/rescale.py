@@ -211,6 +211,8 @@ def _arrow(before: int, after: int, noun: str) -> str:
 
 
 def _bar(migration: Json) -> str:
+    if migration.get("resharding"):
+        return bar(migration["copied"] / migration["resharding"], 1)
     # Bytes tell of the shard on its way too, but their total is an estimate; shards are counted.
     done = max(
         migration[f"{unit}_moved"] / total
@@ -222,7 +224,8 @@ def _bar(migration: Json) -> str:
 
 def _left(migration: Json) -> list[str]:
     seconds = migration["eta_seconds"]
-    return [] if seconds is None or _whole(migration) else [f"{duration(seconds)} left"]
+    done = not migration.get("resharding") and _whole(migration)
+    return [] if seconds is None or done else [f"{duration(seconds)} left"]
 
 
 def _whole(migration: Json) -> bool:
@@ -259,7 +262,8 @@ def _resharding(migration: Json) -> list[str]:
     if shards is None:
         return []
     splits = shards == max(migration["from"]["shards"], migration["to"]["shards"])
-    return [f"{'splitting' if splits else 'merging'} into {plural(shards, 'shard')}"]
+    copied = f", {migration['copied']:,} copied" if migration["copied"] else ""
+    return [f"{'splitting' if splits else 'merging'} into {plural(shards, 'shard')}{copied}"]
 
 
 def _latency(migration: Json) -> str:

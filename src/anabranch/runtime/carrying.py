@@ -91,12 +91,22 @@ class Carrier:
 
         self._jobs.append(_Job(self._thread.submit(self.asker.ask, spec, spec.layout.hosts, _nothing), then))
 
-    def copy(self, standing: Standing, pairs: Iterable[Pair], since: Step | None, then: Then) -> None:
-        """Make copies as of the next step, or bring them there; its result is the bytes that travelled."""
+    def copy(
+        self,
+        standing: Standing,
+        pairs: Iterable[Pair],
+        since: Step | None,
+        told: Callable[[int], None],
+        then: Then,
+    ) -> None:
+        """Make copies as of the next step, or bring them there; its result is the bytes that travelled.
+
+        `told` is called meanwhile, on the thread of this work, with how many more copies there are.
+        """
         # The flow goes on and changes the markers.
         markers = {region: dict(steps) for region, steps in standing.progress.markers.items()}
         spec = replace(standing.spec(Attempt(0)), markers=markers)
-        copy = partial(self.copier.copy, spec, tuple(pairs), since)
+        copy = partial(self.copier.copy, spec, tuple(pairs), since, told)
         self._jobs.append(_Job(self._thread.submit(copy), then))
 
     def drop(self, copies: Sequence[Copy], then: Then) -> None:

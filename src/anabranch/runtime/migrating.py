@@ -276,7 +276,8 @@ class Migrator:
             pair for pair in overlaps(placement, after) if pair[1].shard in shards and pair[0] != pair[1]
         ]
         current.arriving |= {target.shard: target for _, target, _, _ in pairs}
-        self.carrier.copy(standing, pairs, since, partial(self._copied, current, at, standing))
+        told = current.copying(since)
+        self.carrier.copy(standing, pairs, since, told, partial(self._copied, current, at, standing))
 
     # What was done beside the steps.
 

@@ -6,10 +6,11 @@ Must not know: what happens next.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.model.ids import ShardId
+from anabranch.model.ids import ShardId, Step
 from anabranch.model.layout import Layout
 from anabranch.model.placement import Copy, Intent
 from anabranch.protocol import orders
@@ -48,6 +49,10 @@ class Rescaling:
     """Whether a step was committed that has the intent in its plan record."""
     shards: int | None = None
     """In the leg under way shards become so many; None: they move."""
+    copied: int = 0
+    """Of the shards that others split into or merge to, how many are there; set by the thread that copies."""
+    copying_since: float = 0.0
+    """On the clock."""
     leg_begun: bool = False
     """Whether the leg's first placement is in force; its workers keep their numbers then, even if it is cancelled."""
     leg_over: bool = False
@@ -100,6 +105,27 @@ class Rescaling:
         progress = self.machine.progress
         return self.shards_moved + progress.shards_moved, self.shards_moved + progress.shards
 
+    def copying(self, since: Step | None) -> Callable[[int], None]:
+        """Copies are begun, or brought further; the result is to be told of each that is there."""
+        if since is None:
+            self.copied, self.copying_since = 0, time.monotonic()
+
+        def told(copies: int) -> None:
+            # What changes meanwhile is copied in a fraction of the time.
+            if since is None:
+                self.copied += copies
+
+        return told
+
+    def _seconds_left(self, elapsed: float) -> float | None:
+        if self.over:
+            return None
+        if self.shards is not None:
+            done, total, elapsed = self.copied, self.shards, time.monotonic() - self.copying_since
+        else:
+            done, total = self.bytes_moved, self.bytes_total
+        return round((total - done) * elapsed / done, 1) if 0 < done < total else None
+
     def end(self, state: str, error: str | None = None) -> None:
         self.state, self.error = state, error
         self.seconds = time.monotonic() - self.clock
@@ -120,8 +146,7 @@ class Rescaling:
     def to_json(self) -> dict[str, Any]:
         shards_moved, shards_total = self._shards()
         elapsed = self.seconds if self.seconds is not None else time.monotonic() - self.clock
-        total, done = self.bytes_total, self.bytes_moved
-        speed = done / elapsed if elapsed else 0.0
+        resharding = self.shards if self.machine is not None and not self.over else None
         return {
             "id": self.number,
             "state": self.state,
@@ -130,16 +155,15 @@ class Rescaling:
             "cancelled": self.cancelled,
             "from": describe(self.origin),
             "to": describe(self.target),
-            "resharding": self.shards if self.machine is not None and not self.over else None,
+            "resharding": resharding,
+            "copied": None if resharding is None else self.copied,
             "shards_total": shards_total,
             "shards_moved": shards_moved,
-            "bytes_total": max(total, done),
-            "bytes_moved": done,
+            "bytes_total": max(self.bytes_total, self.bytes_moved),
+            "bytes_moved": self.bytes_moved,
             "began": self.began,
             "seconds": round(elapsed, 3),
-            "eta_seconds": round((total - done) / speed, 1)
-            if speed and total > done and not self.over
-            else None,
+            "eta_seconds": self._seconds_left(elapsed),
             "latency_before": None if self.before is None else round(self.before, 4),
             "latency_now": round(self.steps[-1], 4) if self.steps else None,
             "longest_step": round(max(self.steps), 4) if self.steps else None,

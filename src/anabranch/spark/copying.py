@@ -1,5 +1,6 @@
 """Copies shards to other hosts beside the steps: Spark jobs of their own, at low priority.  On a cluster, to all hosts at
-once; embedded, where all hosts are one machine, to one after the other, so that steps notice as little as can be.
+once; embedded, where all hosts are one machine, to one after the other, so that steps notice as little as can be.  Many
+copies are made in several jobs, so that whoever waits can be told how far it is.
 
 A job's first stage reads shards as of a step, in short transactions (`state.copying.copy_out`); the pieces travel
 through Spark's shuffle; its second stage fills the copies.  Nobody trusts those before a step has switched to them.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 Pair = tuple[Copy, Copy, int, int]
 """A copy that counts, one that is made of it, and the range of hashes that they share."""
 
+_MOST_JOBS = 8
+_LEAST_COPIES = 16
+"""A job costs some tenths of a second, however little it copies."""
+
 
 class HostCopier:
     """Copies between the hosts of one Spark context."""
@@ -55,19 +60,25 @@ class HostCopier:
         self._jobs = itertools.count(1)
         """Numbers every job, so that tasks of one that was given up cannot fill what a later one fills (CPY-4)."""
 
-    def copy(self, spec: StepSpec, pairs: Sequence[Pair], since: Step | None) -> int:
+    def copy(
+        self,
+        spec: StepSpec,
+        pairs: Sequence[Pair],
+        since: Step | None,
+        told: Callable[[int], None] = lambda copies: None,
+    ) -> int:
         """Make the copies as of `spec.step`, or bring them there from `since`; returns the bytes that travelled.
+
+        `told` is called, on this thread, with how many copies each job has made.
 
         Raises:
             AnabranchError: it failed; the copies are worth nothing then.
         """
-        if self._placed:
-            return self._copy(spec, pairs, since)
-        # By the host that gets them: a copy that is made of several is made in one job.
-        by_target: dict[HostId, list[Pair]] = {}
-        for pair in pairs:
-            by_target.setdefault(pair[1].host, []).append(pair)
-        return sum(self._copy(spec, some, since) for some in by_target.values())
+        size = 0
+        for some in jobs_of(pairs, one_host=not self._placed):
+            size += self._copy(spec, some, since)
+            told(len({target for _, target, _, _ in some}))
+        return size
 
     def _copy(self, spec: StepSpec, pairs: Sequence[Pair], since: Step | None) -> int:
         hosts = tuple(sorted({copy.host for pair in pairs for copy in pair[:2]}))
@@ -109,6 +120,20 @@ class HostCopier:
                 one.unpersist(False)
             except (Py4JError, OSError) as error:
                 log.warning("could not release handles error=%s", error)
+
+
+def jobs_of(pairs: Sequence[Pair], *, one_host: bool) -> list[list[Pair]]:
+    """What is copied in one job each: to one host, or evenly to all.  A copy that is made of several is made in one job."""
+    by_host: dict[HostId | None, dict[Copy, list[Pair]]] = {}
+    for pair in pairs:
+        target = pair[1]
+        by_host.setdefault(target.host if one_host else None, {}).setdefault(target, []).append(pair)
+    jobs = []
+    for made in by_host.values():
+        number = min(_MOST_JOBS, -(-len(made) // _LEAST_COPIES))
+        for first in range(number):
+            jobs.append([pair for some in [*made.values()][first::number] for pair in some])
+    return jobs
 
 
 class _Work:
