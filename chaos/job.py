@@ -20,6 +20,9 @@ REPOSITORY = Path(__file__).parent.parent
 RUN_ARGS: list[str] = ["--checkpoint-every", "3steps", "--recovery-partitions", "4"]
 """What every run of a job under test is given: whatever makes much happen in little time."""
 
+_SAID = 20_000
+"""The words that a round knows a refusal by stand in its first line, and a line for each damaged version may follow."""
+
 _DAEMONS = {"pyspark.daemon", "anabranch.spark.daemon"}
 """Modules that fork Spark's Python workers."""
 
@@ -99,7 +102,7 @@ class Driver:
 
     def said(self) -> str:
         """The end of its standard error."""
-        return self.errors.read_text(errors="replace")[-2000:].strip()
+        return self.errors.read_text(errors="replace")[-_SAID:].strip()
 
     # The processes below it.
 

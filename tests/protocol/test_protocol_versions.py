@@ -43,10 +43,17 @@ def test_the_explanation_names_what_each_has_what_is_in_the_way_and_what_to_do()
     assert "worker 0 can open: the live state, version 7, version 6" in text
     assert f"in the way of version 7: worker 2: {missing}" in text
     assert f"in the way of version 6: worker 1: {damaged}" in text
-    assert "in the way of the live state: worker 1: it is not there" in text
+    assert "in the way of the live state: worker 1, 2: it is not there" in text
     assert "bring back what worker 2 lacks of version 7" in text
     # The least to repair comes first.
     assert text.index("in the way of version 7") < text.index("in the way of the live state")
+
+
+def test_what_is_in_the_way_of_several_is_said_once() -> None:
+    answers = {worker: Answer.of([], {Version(1): "trimmed"}) for worker in (W0, W1, W2)}
+    text = explain_nothing_common(answers)
+    assert text.count("trimmed") == 1
+    assert "in the way of version 1: worker 0, 1, 2: trimmed" in text
 
 
 def test_the_explanation_when_nobody_has_anything() -> None:

@@ -76,9 +76,14 @@ def explain_nothing_common(answers: Mapping[WorkerId, Answer]) -> str:
 
     # The version that the fewest workers lack is the one that the least repair brings back.
     for version in sorted(known, key=lambda v: (-len(lacking(v)), v), reverse=True):
+        whys: dict[str, list[str]] = {}
         for worker in lacking(version):
             why = dict(answers[worker].obstacles).get(version, "it is not there")
-            lines.append(f"  in the way of {version}: worker {worker}: {why}")
+            whys.setdefault(why, []).append(str(worker))
+        # A damaged file is in the way of all who read it, and of every version that is built upon it.
+        lines += [
+            f"  in the way of {version}: worker {', '.join(names)}: {why}" for why, names in whys.items()
+        ]
     if known:
         best = max(known, key=lambda v: (-len(lacking(v)), v))
         names = ", ".join(str(worker) for worker in lacking(best))
