@@ -16,6 +16,7 @@ from shard_helpers import R, apply, dump_all, fence, identity, run_step
 
 from anabranch.errors import AnabranchError, Fenced
 from anabranch.state.mapping import remap
+from anabranch.state.removal import sweep_host
 from anabranch.state.store import ShardStore
 from anabranch.state.transaction import StageTransaction, write_transaction
 from anabranch.state.worker import OwnedShard, WorkerState
@@ -137,3 +138,14 @@ def _fill(path: Path) -> None:
             with suppress(OSError):
                 while True:
                     file.write(b"x" * size)
+
+
+def sweep_beside(root: Path, ready: Any, outcome: Any) -> None:
+    """Sweeps a host at the same time as others."""
+    ready.wait(30)
+    try:
+        sweep_host(root, [], fence(1))
+        outcome.put(None)
+    except BaseException as error:
+        outcome.put(repr(error))
+        raise

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -165,6 +168,23 @@ def test_a_file_that_cannot_be_allocated_is_told() -> None:
         assert not mapping._allocate(file, 4096)
     finally:
         os.close(file)
+
+
+def test_what_another_has_written_meanwhile_stays_where_nothing_can_be_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Libc:
+        @staticmethod
+        def fallocate(*_: Any) -> int:
+            with (tmp_path / "data.mdb").open("ab") as other:
+                other.write(b"committed")
+            ctypes.set_errno(errno.EOPNOTSUPP)
+            return -1
+
+    monkeypatch.setattr(mapping, "_LIBC", Libc)
+    with (tmp_path / "data.mdb").open("wb") as file:
+        assert not mapping._allocate(file.fileno(), 4096)
+    assert (tmp_path / "data.mdb").read_bytes() == b"committed"
 
 
 def test_a_map_that_found_no_room_is_as_before_and_gives_back_what_it_took(small_disk: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from shard_helpers import fence, identity
+from shard_processes import SPAWN, start, sweep_beside
 
 from anabranch.model.ids import RegionId, ShardId
 from anabranch.state.removal import drop_shard, sweep_host
@@ -82,3 +83,15 @@ def test_sweeping_leaves_what_is_kept_and_what_a_newer_writer_has(tmp_path: Path
     assert names(tmp_path) == ["restore.lock", "shard-00000", "shard-00003", "shard-00005"]
     assert sweep_host(tmp_path, keep, fence(5)) == []
     assert sweep_host(tmp_path / "nowhere", keep, fence(5)) == []
+
+
+def test_several_processes_may_sweep_a_host_at_the_same_time(tmp_path: Path) -> None:
+    """As the first workers of all hosts do with the directories of hosts that are no longer used."""
+    for shard in range(96):
+        ShardStore.forget(make(tmp_path, shard))
+    ready, outcome = SPAWN.Barrier(3), SPAWN.Queue()
+    children = [start(sweep_beside, tmp_path, ready, outcome) for _ in range(3)]
+    assert [outcome.get(timeout=60) for _ in children] == [None, None, None]
+    for child in children:
+        child.join()
+    assert names(tmp_path) == []

@@ -7,6 +7,7 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -15,6 +16,7 @@ from shard_processes import grow_map, start
 
 from anabranch.errors import CorruptError, EngineError, ShardMismatch
 from anabranch.model.ids import HostId, ShardId
+from anabranch.state import store as store_module
 from anabranch.state.boot import current_boot_id
 from anabranch.state.environments import SECONDS, OpenEnvironments
 from anabranch.state.identity import ShardIdentity, decode_fence, encode_fence
@@ -88,6 +90,48 @@ def test_a_directory_made_again_is_not_served_from_the_cache(tmp_path: Path) -> 
     fresh = ShardStore.open(owned.path)
     assert fresh is not stale
     assert fresh.identity.host == "new"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_shard_that_is_removed_while_it_is_opened_is_refused_and_not_kept_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    path, new = tmp_path / "s", tmp_path / "new"
+    ShardStore.create(path, identity()).close()
+    ShardStore.create(new, identity(incarnation=1)).close()
+    opened = store_module.open_environment
+
+    def open_and_remove(where: Path, map_size: int, *, create: bool) -> lmdb.Environment:
+        env = opened(where, map_size, create=create)
+        path.rename(tmp_path / "gone")
+        if replaced:
+            new.rename(path)
+        return env
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "open_environment", open_and_remove)
+        with pytest.raises(ShardMismatch, match="has removed it"):
+            ShardStore.open(path, identity())
+    assert ShardStore.open(tmp_path / "gone").identity == identity()
+    found = ShardStore.open(path) if replaced else ShardStore.create(path, identity(incarnation=1))
+    assert found.identity == identity(incarnation=1)
+
+
+def test_a_shard_that_is_removed_before_lmdb_opens_it_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    ShardStore.create(path, identity()).close()
+    opened = lmdb.open
+
+    def remove_and_open(*where: Any, **how: Any) -> lmdb.Environment:
+        path.rename(tmp_path / "gone")
+        return opened(*where, **how)
+
+    monkeypatch.setattr(lmdb, "open", remove_and_open)
+    with pytest.raises(EngineError, match="No such file"):
+        ShardStore.open(path, identity())
+    assert not path.exists()
 
 
 def test_open_returns_the_one_object_of_the_process(tmp_path: Path) -> None:

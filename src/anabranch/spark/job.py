@@ -109,12 +109,14 @@ class StepRunner:
         """
         extra = self._dag.handles(places, self.placed)
         missing = frozenset(range(len(places)))
-        for tries_left in reversed(range(_TRIES)):
-            started = self._dag.collect(extra, _Warm(self._plan, missing, keep=not tries_left))
-            missing -= {int(number) for number in started}
-            if not missing:
-                break
-        extra.unpersist(False)
+        try:
+            for tries_left in reversed(range(_TRIES)):
+                started = self._dag.collect(extra, _Warm(self._plan, missing, keep=not tries_left))
+                missing -= {int(number) for number in started}
+                if not missing:
+                    break
+        finally:
+            extra.unpersist(False)
 
     def keep_handles(self, workers: tuple[HostId, ...]) -> None:
         """Let go of the handles of all other layouts."""

@@ -63,15 +63,19 @@ class OpenEnvironments(Generic[T]):
         self._open.move_to_end(path)
         return entry[1]
 
-    def remember(self, path: str, store: T) -> None:
+    def remember(self, path: str, store: T, found: Inode | None = None) -> bool:
+        """Keep a store that was opened, unless the file at its path is gone, or another than was `found` before; whoever has
+        opened it closes it then."""
         inode = _inode(path)
-        assert inode is not None, f"{path} vanished while it was opened"
+        if inode is None or found not in (None, inode):
+            return False
         self._open[path] = (inode, store)
         for victim in list(self._open):
             if len(self._open) <= self.limit:
                 break
             if victim != path and not self._open[victim][1].writing:
                 self.forget(victim)
+        return True
 
     def forget(self, path: str) -> None:
         """Close the store at this path, if it is open."""

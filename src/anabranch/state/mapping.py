@@ -97,6 +97,8 @@ def _open(path: Path, map_size: int, *, writemap: bool) -> Any:
         str(path),
         map_size=map_size,
         subdir=True,
+        # The directory is there, or another process has removed it since, and LMDB would make an empty shard in its place.
+        create=False,
         sync=False,
         metasync=False,
         readahead=False,
@@ -133,15 +135,16 @@ def _allocate(file: int, size: int) -> bool:
     try:
         while _LIBC.fallocate(file, 0, ctypes.c_long(0), ctypes.c_long(size)):
             code = ctypes.get_errno()
+            if code == errno.EOPNOTSUPP:
+                # Nothing was added.  LMDB makes the file longer without asking for the lock then, so nothing may be cut off.
+                return False
             if code != errno.EINTR:
                 raise OSError(code, os.strerror(code))
         for place in range(-(-before // len(_ZEROS)) * len(_ZEROS), size, len(_ZEROS)):
             os.pwrite(file, _ZEROS, place)
-    except OSError as error:
+    except OSError:
         # Some of it may have been added before the room ran out.
         os.ftruncate(file, before)
-        if error.errno == errno.EOPNOTSUPP:
-            return False
         raise
     return True
 

@@ -108,15 +108,16 @@ class ShardStore:
                             f"shard {where}: asked to create it, but it already holds state; "
                             "open it, or remove the directory if the state is not needed"
                         )
+            store = cls(where, env, identity)
+            store.stamp(current_boot_id())
+            if not _OPEN.remember(str(where), store):
+                raise _removed(where)
         except lmdb.Error as error:
             env.close()
             raise translate(error, where) from error
         except BaseException:
             env.close()
             raise
-        store = cls(where, env, identity)
-        store.stamp(current_boot_id())
-        _OPEN.remember(str(where), store)
         return store
 
     @classmethod
@@ -128,30 +129,32 @@ class ShardStore:
         """Open a shard that is there, and is the one expected (None: whoever it is).
 
         Raises:
-            ShardMismatch: it is missing, half-made or another one.
+            ShardMismatch: it is missing, half-made or another one, or is being removed.
         """
         # Not a Path: taking one apart costs more than all else that opening a cached shard does.
         name = os.path.abspath(path)
         cached = _OPEN.find(name)
         if cached is None:
             where = Path(name)
-            data = where / "data.mdb"
-            if not data.exists():
+            try:
+                data = (where / "data.mdb").stat()
+            except FileNotFoundError:
                 raise ShardMismatch(
                     f"shard {where}: expected {expected or 'a shard'}, found none there; "
                     "the task is on a wrong host, or the state directory was removed"
-                )
-            if not data.stat().st_size:
+                ) from None
+            if not data.st_size:
                 raise ShardMismatch(
                     f"shard {where}: it is empty, so its creation was cut short; create it again"
                 )
             env = _environment(where, 0, create=False)
             try:
                 cached = cls(where, env, _read_identity(where, env))
+                if not _OPEN.remember(name, cached, (data.st_dev, data.st_ino)):
+                    raise _removed(where)
             except BaseException:
                 env.close()
                 raise
-            _OPEN.remember(name, cached)
         if expected is not None:
             _check(cached.path, expected, cached.identity)
         return cached
@@ -395,6 +398,10 @@ def _read_identity(path: Path, env: Any) -> ShardIdentity:
             f"shard {path}: it has no identity, so its creation was cut short; create it again"
         )
     return ShardIdentity.decode(found)
+
+
+def _removed(path: Path) -> ShardMismatch:
+    return ShardMismatch(f"shard {path}: another process has removed it while it was opened")
 
 
 def _check(path: Path, expected: ShardIdentity, found: ShardIdentity) -> None:
