@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from bench.harness import (
 STRATEGIES = ("stop-start", "sudden", "batched", "fluid", "hot")
 UNNOTICED = ("fluid", "hot")
 """Those of which nobody should notice anything; the others are measured once, to compare."""
+LONGEST = {"fluid": ("step", "longest step of a migration"), "hot": ("moving_step", "longest switching step")}
+"""What must not grow with the state: which of a migration's figures that is, and its name."""
 COMMON_RATE = 20_000.0
 """Rows a second that all take with any state, where sides are compared."""
 _SILENCE_ROUNDS = 3
@@ -115,34 +118,30 @@ class Suite:
             moved += sum(one["bytes_moved"] for one in found["migrations"])
         return [compare("bytes moved, 2 → 4 → 3 workers of one host", moved, 0.0, "bytes", most=1)]
 
-    def growth(self, chosen: Options) -> list[Row]:
+    def growth(self, strategy: str, chosen: Options) -> list[Row]:
         """At one rate, which leaves steady steps as long with the larger state as with the smaller one, and `hot` hot.
 
         All steps count. What is printed beside leaves out those that the machine's host held up (`bench/weather.py`).
         """
-
-        def longest(strategy: str, which: str, keys: int) -> float:
-            """The longest of a run, and of runs the median."""
-            runs = [self.common_run(strategy, chosen, keys, number) for number in range(chosen.rounds)]
-            return 1000 * median([max(one[which] for one in run["migrations"]) for run in runs])
-
+        which, name = LONGEST[strategy]
         sizes = (5 * self.keys, self.keys)
-        rows = []
-        for strategy, which, name in (
-            ("fluid", "step", "longest step of a migration"),
-            ("hot", "moving_step", "longest switching step"),
-        ):
-            # In turn, so that both states get the same weather.
-            for number, keys in product(range(chosen.rounds), sizes):
-                self.common_run(strategy, chosen, keys, number)
-            large, small = (longest(strategy, f"longest_{which}", keys) for keys in sizes)
-            rows.append(compare(f"{strategy}: {name}, 5 times the keys vs 1", large, small, "ms", most=1.3))
-            large, small = (longest(strategy, f"longest_calm_{which}", keys) for keys in sizes)
-            print(
-                f"{strategy}: {name}, undisturbed: {large:.0f} vs {small:.0f} ms, {large / small:.2f}",
-                flush=True,
+        # In turn, so that both states get the same weather.
+        for number, keys in product(range(chosen.rounds), sizes):
+            self.common_run(strategy, chosen, keys, number)
+        runs = [self._common[strategy, keys][: chosen.rounds] for keys in sizes]
+
+        def longest(which: str) -> tuple[float, ...]:
+            """The longest of a run, and of runs the median."""
+            return tuple(
+                1000 * median([max(one[which] for one in run["migrations"]) for run in some]) for some in runs
             )
-        return rows
+
+        large, small = longest(f"longest_calm_{which}")
+        print(
+            f"{strategy}: {name}, undisturbed: {large:.0f} vs {small:.0f} ms, {large / small:.2f}", flush=True
+        )
+        large, small = longest(f"longest_{which}")
+        return [compare(f"{strategy}: {name}, 5 times the keys vs 1", large, small, "ms", most=1.3)]
 
     def price(self, chosen: Options) -> list[Row]:
         shares = [
@@ -184,7 +183,7 @@ class Suite:
         return {
             "latency": self.latency,
             "one-host": self.one_host,
-            "growth": self.growth,
+            **{f"growth-{strategy}": partial(self.growth, strategy) for strategy in UNNOTICED},
             "price": self.price,
             "silence": self.silence,
         }

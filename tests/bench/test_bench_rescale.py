@@ -269,7 +269,9 @@ def test_all_steps_count_for_growth_and_undisturbed_ones_are_shown(
         return made(strategy, migration(longest_step=held, longest_moving_step=held), migration())
 
     monkeypatch.setattr(rescale, "ours", ours)
-    rows = rescale.Suite(keys=1000, rate=None).growth(Options(quick=False, rounds=3, only=()))
+    benchmarks = rescale.Suite(keys=1000, rate=None).benchmarks()
+    options = Options(quick=False, rounds=3, only=())
+    rows = [row for name in ("growth-fluid", "growth-hot") for row in benchmarks[name](options)]
     assert asked == [(strategy, keys) for strategy in ("fluid", "hot") for keys in (5000, 1000) * 3]
     assert [row.holds for row in rows] == [False, False]
     assert rows[0].ratio == pytest.approx(2.0 / 0.3)
